@@ -38,6 +38,7 @@ HIGHER_FLOORS = (
     "local_model",
     "conversation",
     "explore",
+    "agents",
     "fork",
     "testing",
     "ledger",

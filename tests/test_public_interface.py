@@ -44,7 +44,7 @@ SHARED = {
 }
 """Basenames that may occur twice: a command or a screen over the thing of the same name one floor down."""
 
-EXTENSION_POINTS = {"files/views", "testing/formats", "explore", "cli/commands"}
+EXTENSION_POINTS = {"files/views", "testing/formats", "agents/formats", "explore", "cli/commands"}
 """Folders with one module for each view, format, pattern or command, however small it is."""
 
 REEXPORTS = {

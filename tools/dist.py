@@ -28,7 +28,7 @@ DIST = ROOT / "dist"
 
 def check_wheel(names: Sequence[str]) -> list[str]:
     """Return one line for each problem with the files of a wheel."""
-    required = ("forkwise/py.typed", "forkwise/cli/agents.toml", "dist-info/licenses/LICENSE", "dist-info/METADATA")
+    required = ("forkwise/py.typed", "forkwise/agents/agents.toml", "dist-info/licenses/LICENSE", "dist-info/METADATA")
     folders = {name.partition("/")[0] for name in names}
     return [
         *(f"the wheel has no {suffix}" for suffix in required if not any(name.endswith(suffix) for name in names)),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forkwise.conversation.store import import_conversation as import_conversation
     from forkwise.conversation.talk import Talk as Talk
     from forkwise.errors import AbortError as AbortError
+    from forkwise.errors import AgentError as AgentError
     from forkwise.errors import BaselineError as BaselineError
     from forkwise.errors import BranchError as BranchError
     from forkwise.errors import BranchesFailed as BranchesFailed
@@ -193,6 +194,7 @@ __version__ = "0.2.0"
 _EXPORTS: dict[str, tuple[str, ...]] = {
     "errors": (
         "AbortError",
+        "AgentError",
         "BaselineError",
         "BranchError",
         "BranchNotFoundError",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AbortError",
+    "AgentError",
     "BaselineError",
     "BranchError",
     "BranchNotFoundError",
@@ -220,6 +221,17 @@ class ConfigError(BranchingError):
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+class AgentError(BranchingError):
+    """A coding agent is unknown, not installed, or cannot do what was requested; ``agent`` is its name.
+
+    Raised to the caller who starts or looks for the agent.
+    """
+
+    def __init__(self, message: str, *, agent: str = "") -> None:
+        super().__init__(message)
+        self.agent = agent
 
 
 class GitError(BranchingError):

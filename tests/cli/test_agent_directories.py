@@ -23,7 +23,7 @@ import pytest
 from click.testing import Result
 
 from forkwise import Workspace
-from forkwise.cli.agents import load_agents
+from forkwise.agents.preset import load_agents
 from forkwise.cli.app import Exit
 from forkwise.fork import runner
 from forkwise.fork.agent_paths import AgentPaths

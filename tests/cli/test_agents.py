@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 
 from forkwise import Workspace
-from forkwise.cli.agents import Agent, load_agents
+from forkwise.agents.preset import Agent, load_agents
 from forkwise.fork.fork import open_ledger
 from tests.acceptance import write_accepted
 
@@ -68,12 +68,12 @@ PROMPT = """fix "it"; rm -rf $HOME `x` 'y' \\ {prompt}"""
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        ("claude", ["-p"], ["--dangerously-skip-permissions"]),
-        ("codex", ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"], []),
-        ("gemini", ["--approval-mode=yolo", "-p"], []),
+        ("claude", ["-p"], ["--dangerously-skip-permissions", "--output-format=stream-json", "--verbose"]),
+        ("codex", ["exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"], []),
+        ("gemini", ["--approval-mode=yolo", "--output-format=stream-json", "-p"], []),
         ("aider", ["--chat-history-file", "/dev/null", "--message"], []),
-        ("opencode", ["run"], []),
-        ("goose", ["run", "--no-session", "--text"], []),
+        ("opencode", ["run", "--format=json"], []),
+        ("goose", ["run", "--no-session", "--output-format=stream-json", "--text"], []),
     ],
 )
 def test_presets(
@@ -84,7 +84,7 @@ def test_presets(
     given = read_record(project)
     at = given["argv"].index(PROMPT)
     assert given["argv"][:at][-len(before) :] == before
-    assert given["argv"][at + 1 :] == after
+    assert [word for word in given["argv"][at + 1 :] if not word.startswith("--session-id=")] == after
     assert given["cwd"] == str(project)
     assert {"FORKWISE_ATTEMPT", "FORKWISE_FEEDBACK"} <= set(given["env"])
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from forkwise import Confinement, Workspace
-from forkwise.cli.agents import load_agents
+from forkwise.agents.preset import load_agents
 from forkwise.linux.namespace import available
 from forkwise.sandbox.confinement import AGENT_CREDENTIALS, CREDENTIAL_STORES, CREDENTIALS, SAFE_VARIABLES
 from tests.need import need

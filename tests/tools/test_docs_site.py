@@ -153,7 +153,7 @@ def test_a_page_of_the_site_has_no_notes_to_the_tests_and_no_backslashes_in_code
 
 
 def test_what_a_wheel_and_an_sdist_must_contain() -> None:
-    wheel = ["forkwise/py.typed", "forkwise/cli/agents.toml", "f.dist-info/METADATA", "f.dist-info/licenses/LICENSE"]
+    wheel = ["forkwise/py.typed", "forkwise/agents/agents.toml", "f.dist-info/METADATA", "f.dist-info/licenses/LICENSE"]
     assert check_wheel(wheel) == []
     assert check_wheel([*wheel, "tests/test_a.py"]) == ["the wheel contains tests/"]
     assert check_wheel(wheel[1:]) == ["the wheel has no forkwise/py.typed"]

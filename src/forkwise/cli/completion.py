@@ -286,7 +286,7 @@ class _Sources:
         import tomllib
 
         config = f"{os.environ.get('XDG_CONFIG_HOME') or os.path.expanduser('~/.config')}/forkwise"
-        for path in (f"{os.path.dirname(__file__)}/agents.toml", f"{config}/agents.toml"):
+        for path in (f"{os.path.dirname(os.path.dirname(__file__))}/agents/agents.toml", f"{config}/agents.toml"):
             with suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:
                 for name, facts in tomllib.load(file).items():
                     yield from _as_safe(name, "agent" if isinstance(facts, dict) else "")

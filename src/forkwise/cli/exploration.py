@@ -391,6 +391,7 @@ def _print_outcome(
         options.output.line()
         options.output.paged_diff(progress.diff)
         options.output.line()
+    _print_answer(outcome, options, progress)
     if outcome.winner is None and len(outcome.all_results) == 1 and not options.quiet:
         _print_failure(progress)
     _print_verdict(outcome, options, progress)
@@ -402,6 +403,17 @@ def _print_outcome(
         options.output.line(f"Diff written to {options.patch}.")
     if options.report is not None:
         options.output.line(f"Report: {options.report / 'index.html'}")
+
+
+def _print_answer(outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress) -> None:
+    """Print the closing message of the winner's agent."""
+    if options.quiet or outcome.winner is None or outcome.winner.attempt is None:
+        return
+    winner = progress.ledger.attempt(outcome.winner.attempt)
+    if winner.answer:
+        options.output.line(f"{winner.agent or winner.id} says:", "bold")
+        options.output.text(winner.answer)
+        options.output.line()
 
 
 def _print_verdict(outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress) -> None:

@@ -21,11 +21,11 @@ from forkwise.cli.app import Verb, find_subdirectory, require_extra, stream_opti
 from forkwise.cli.quantity import Duration, Processors, Size
 from forkwise.cli.variation import STDIN, Variation, check_prompt, find_variations, read_prompt
 from forkwise.display.output import Output
-from forkwise.errors import ForkwiseWarning
+from forkwise.errors import AgentError, ForkwiseWarning
 from forkwise.text.clean import truncate_line, truncate_middle
 
 if TYPE_CHECKING:
-    from forkwise.cli.agents import Agent
+    from forkwise.agents.preset import Agent
     from forkwise.explore.recipe import Allowance, Kind, Recipe, Variant
     from forkwise.files.store.changes import OnConflict
     from forkwise.sandbox.confinement import Network
@@ -257,7 +257,7 @@ class ExploreOptions:
                     command = _fill(subject, prompt, model, variation.arguments)
                     label = Candidate.of(subject).label
                 else:
-                    command = subject.argv(prompt, model, variation.arguments)
+                    command = _build_command(subject, prompt, model, variation.arguments)
                     label = subject.name
                 named = [(key, text) for key, text in variation.names if key != "agent"]
                 more = ", ".join(f"{key}={truncate_line(text, _WIDEST_VALUE)}" for key, text in named)
@@ -270,6 +270,7 @@ class ExploreOptions:
                         prompt=number,
                         environment=tuple(environment.items()),
                         variation=variation.names,
+                        stream=None if isinstance(subject, tuple) else subject.stream,
                     )
                 )
         return list(prompts), variants
@@ -309,10 +310,13 @@ class ExploreOptions:
                     raise click.UsageError(f"{option} {path}: no such file or directory")
 
     def _find_agents(self, names: Sequence[str]) -> list[Agent]:
-        from forkwise.cli.agents import find_agent
+        from forkwise.agents.preset import find_agent
         from forkwise.config.config_file import AGENTS, find_workspace_config
 
-        agents = [find_agent(name, self.directory) for name in names]
+        try:
+            agents = [find_agent(name, self.directory) for name in names]
+        except AgentError as error:
+            raise click.UsageError(str(error)) from error
         for agent in agents:
             notes = list(agent.notes)
             if agent.source == find_workspace_config(self.directory, AGENTS) and not notes:
@@ -363,6 +367,14 @@ class ExploreOptions:
             paths=agent.paths,
             passed=tuple(dict.fromkeys([*names, *agent.passes])),
         )
+
+
+def _build_command(agent: Agent, prompt: str, model: str | None, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the command of an agent. Raises UsageError if the agent cannot take the model or the prompt."""
+    try:
+        return agent.argv(prompt, model, arguments)
+    except AgentError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _fill(command: tuple[str, ...], prompt: str, model: str | None, arguments: Sequence[str]) -> tuple[str, ...]:

@@ -14,10 +14,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from forkwise.agents.agent_event import format_step
 from forkwise.display.columns import Fit, cut_cell, fit_columns
 from forkwise.display.output import Output, grid, printable
 from forkwise.display.progress_line import WorkList
-from forkwise.display.subject import build_redactor
+from forkwise.display.subject import build_redactor, has_stream
 from forkwise.ledger.logs import follow_log
 from forkwise.progress import listen
 from forkwise.testing.report import Comparison
@@ -38,6 +39,7 @@ __all__ = [
     "LogFollower",
     "Row",
     "attempt_record",
+    "cost_text",
     "event_record",
     "rows_of",
     "tests_text",
@@ -165,6 +167,7 @@ class Board:
                 self._output.stream({"event": event_record(event)})
                 continue
             self._follow_log(event)
+            self._print_steps(event)
             if line := self._event_line(event):
                 self._output.line(line)
         for attempt in self._followers:
@@ -226,11 +229,24 @@ class Board:
         """Follow an attempt's log from its start to its end; print the last of it before the event of the end."""
         if self._log_directory is None or event.attempt is None:
             return
-        if event.kind == "started":
+        if event.kind == "started" and not self._has_steps(event.attempt):
             self._followers[event.attempt] = LogFollower(self._log_directory, event.attempt)
         elif event.kind in ("ended", "interrupted") and event.attempt in self._followers:
             self._print_log(event.attempt, is_over=True)
             del self._followers[event.attempt]
+
+    def _has_steps(self, attempt: str) -> bool:
+        """Return whether an attempt prints a stream for programs, whose steps are shown instead."""
+        record = self._ledger.attempt(attempt)
+        return has_stream(self._ledger.fork(record.fork), record)
+
+    def _print_steps(self, event: Event) -> None:
+        if self._log_directory is None or event.kind != "acted":
+            return
+        for step in event.data.get("steps") or ():
+            if isinstance(step, dict) and (lines := format_step(step).splitlines()):
+                for line in lines:
+                    self._output.line(f"{event.attempt}: {line}")
 
     def _print_log(self, attempt: str, *, is_over: bool = False) -> None:
         for line in self._followers[attempt].lines(is_over=is_over):
@@ -348,8 +364,21 @@ def _test_notes(attempt: AttemptRecord) -> list[str]:
 
 
 def _cost_text(attempt: AttemptRecord) -> str:
-    usd = (attempt.cost or {}).get("usd")
-    return f"${usd:.2f}" if isinstance(usd, int | float) else ""
+    return cost_text(attempt.cost or {})
+
+
+def cost_text(cost: Mapping[str, Any]) -> str:
+    """Format what an attempt cost, or several: in dollars, or else in tokens; empty if neither is known.
+
+    >>> cost_text({"usd": 0.0228, "input_tokens": 4800}), cost_text({"input_tokens": 4800, "output_tokens": 180})
+    ('$0.02', '5.0k tokens')
+    """
+    usd = cost.get("usd")
+    if isinstance(usd, int | float):
+        return f"${usd:.2f}" if usd >= 0.01 or not usd else f"${usd:.4f}"
+    counts = [cost.get(name) for name in ("input_tokens", "output_tokens")]
+    tokens = sum(count for count in counts if isinstance(count, int))
+    return "" if not tokens else f"{tokens / 1e6:.1f}M tokens" if tokens >= 1e6 else f"{tokens / 1e3:.1f}k tokens"
 
 
 def usage_text(verdict: Mapping[str, Any]) -> str:
@@ -415,5 +444,7 @@ def attempt_record(row: Row) -> dict[str, Any]:
         "needs_ignored": attempt.needs_ignored or [],
         "tests": tests and {name: tests.get(name) for name in _TEST_FIELDS},
         "cost": attempt.cost,
+        "session": attempt.session,
+        "answer": attempt.answer,
         "output_bytes": attempt.output_bytes,
     }

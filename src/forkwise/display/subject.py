@@ -9,7 +9,7 @@ from forkwise.text.redaction import Redactor, process_redactor
 if TYPE_CHECKING:
     from forkwise.ledger.records import AttemptRecord, ForkRecord
 
-__all__ = ["build_redactor", "find_agents", "find_prompts", "format_subject", "spec_record"]
+__all__ = ["build_redactor", "find_agents", "find_prompts", "format_subject", "has_stream", "spec_record"]
 
 _LONGEST_SUBJECT = 500
 
@@ -47,6 +47,13 @@ def format_subject(fork: ForkRecord, label: str | None) -> str:
         return label or ""
     more = f" (and {len(prompts) - 1} more prompts)" if len(prompts) > 1 else ""
     return f"{agents}: {prompts[0][:_LONGEST_SUBJECT]}{more}"
+
+
+def has_stream(fork: ForkRecord, attempt: AttemptRecord) -> bool:
+    """Return whether an attempt prints a stream for programs, whose steps are shown instead of its output."""
+    variants = _variants_of(fork)
+    is_known = attempt.variant is not None and 0 <= attempt.variant < len(variants)
+    return is_known and bool(variants[attempt.variant or 0].get("stream"))
 
 
 def _variants_of(fork: ForkRecord) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from forkwise.explore.speculate import Speculate
 from forkwise.explore.tournament import Tournament
 from forkwise.explore.tree_of_thoughts import OnDeadEnd, TreeOfThoughts
 from forkwise.fork.agent_paths import AgentPaths
-from forkwise.fork.candidate import Candidate
+from forkwise.fork.candidate import Candidate, OutputReader
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, scratch
 from forkwise.fork.evaluators.cross_tests import CrossTests
 from forkwise.fork.evaluators.tests import Tests
@@ -152,6 +152,7 @@ class Variant:
     """One of the candidates of a recipe, in which something differs from the others.
 
     ``prompt`` is the number of its prompt among those of the recipe. ``variation`` names what differs, for people.
+    ``stream`` names the format of its agent's output; an agent without one prints plain text.
     """
 
     command: tuple[str, ...]
@@ -160,6 +161,7 @@ class Variant:
     prompt: int | None = None
     environment: tuple[tuple[str, str], ...] = ()
     variation: tuple[tuple[str, str], ...] = ()
+    stream: str | None = None
 
     def build_candidate(self, number: int, prompts: Sequence[str]) -> Candidate:
         """Build the candidate; ``number`` is that of the variant, ``prompts`` are those of the recipe."""
@@ -171,7 +173,14 @@ class Variant:
             agent=self.agent,
             variation=dict(self.variation),
             variant=number,
+            read_output=None if self.agent is None else self._read_output,
         )
+
+    def _read_output(self, directory: Path) -> OutputReader:
+        from forkwise.agents.stream import FORMATS, AgentStream  # noqa: PLC0415 - only agents need it
+
+        model = dict(self.environment).get("FORKWISE_MODEL", "")
+        return AgentStream(self.stream if self.stream in FORMATS else None, directory, model=model)
 
 
 class _RunnerByCommand(Runner):

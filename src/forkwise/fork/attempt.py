@@ -21,7 +21,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, Status, StatusCode
 
 from forkwise.errors import ForkResolvedError
-from forkwise.fork.candidate import Candidate, error_as_data
+from forkwise.fork.candidate import Candidate, OutputReader, error_as_data
 from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Attempt:
     ``directory`` is the attempt's working directory. When the attempt is over, ``success``, ``scores`` (compared in
     order), ``reason``, ``tests``, ``value`` and ``error`` are its result; with a ``fault`` it was not judged.
     ``no_change`` is whether it changed no file, apart from ignored ones; None if that is not known.
-    ``branch`` exists until the fork is resolved.
+    ``branch`` exists until the fork is resolved. ``reader`` is what reads its output, if anything does.
     """
 
     def __init__(
@@ -164,6 +164,7 @@ class Attempt:
         self.no_change: bool | None = None
         self.wall: float | None = None
         self.facts: dict[str, Any] = {}  # further fields for the ledger's record of its end
+        self.reader: OutputReader | None = None
         self.nested_runs = NestedRuns()
         self._process = os.getpid()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ __all__ = [
     "Candidate",
     "Command",
     "Judgement",
+    "OutputReader",
     "Subject",
     "Task",
     "abandon_reason",
@@ -146,6 +148,44 @@ Task = Callable[..., Any]
 Command = Sequence[str]
 
 
+class OutputReader(ABC):
+    """Reads what a command prints while it runs, for a command whose output says what it does and costs.
+
+    ``feed`` is called in another thread than everything else.
+    """
+
+    @abstractmethod
+    def feed(self, stream: str, piece: bytes) -> None:
+        """Read a piece of ``stdout`` or ``stderr``."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Read the end: the command is over."""
+
+    @property
+    @abstractmethod
+    def activity(self) -> str | None:
+        """What the command does now, as a line; None if its last line of output says it."""
+
+    @abstractmethod
+    def take_steps(self) -> list[dict[str, Any]]:
+        """Return what it did since the last call, as JSON values."""
+
+    @property
+    @abstractmethod
+    def cost(self) -> dict[str, Any] | None:
+        """What it has cost so far, as the ledger records it; None if that is not known."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Fields for the ledger's record of its end; those that are None are left out."""
+
+    @abstractmethod
+    def explain(self, judgement: Judgement) -> Judgement:
+        """Return the judgement of its end with what the output says about it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A function of the branch's directory, or a command.
@@ -156,6 +196,7 @@ class Candidate:
     A command gets ``environment`` and its ``prompt``, as a file, in addition to what its runner gives it. ``agent`` is
     the coding agent that it runs, ``variation`` what it does differently from its siblings, and ``variant`` its number
     in the recipe. A candidate with ``variants`` is a choice: attempt 0 runs the first of them, and so on in turn.
+    ``read_output`` builds the reader of a command's output; it is called with the workspace's directory.
     """
 
     label: str
@@ -169,6 +210,7 @@ class Candidate:
     variation: Mapping[str, str] = field(default_factory=dict)
     variant: int | None = None
     variants: tuple[Candidate, ...] = ()
+    read_output: Callable[[Path], OutputReader] | None = None
 
     def select(self, index: int) -> Candidate:
         """Return the candidate that attempt ``index`` runs: this one, or its turn of the variants."""
@@ -245,7 +287,8 @@ class Judgement:
     """The meaning of a job's end.
 
     ``score`` is the candidate's own, if it gave one. ``message`` is the text that a function returned with its success.
-    With a ``fault`` it says nothing about the candidate, which ran at all if ``has_started``.
+    With a ``fault`` it says nothing about the candidate, which ran at all if ``has_started``. With ``blocks_others``
+    the same fault will hit every other attempt of this candidate, until the user does something about it.
     """
 
     success: bool
@@ -255,6 +298,7 @@ class Judgement:
     message: str | None = None
     fault: Fault | None = None
     has_started: bool = True
+    blocks_others: bool = False
 
 
 def judge(end: RunEnd, timeout: float | None = None, *, has_feedback: bool = False) -> Judgement:

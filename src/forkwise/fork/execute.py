@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from forkwise.errors import BranchError, BranchingError, BranchNotFoundError, Le
 from forkwise.files.branch import Branch, Parent
 from forkwise.fork.agent_paths import take_logins
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file
-from forkwise.fork.candidate import Judgement, describe_error, judge, read_score, to_json_data
+from forkwise.fork.candidate import Judgement, OutputReader, describe_error, judge, read_score, to_json_data
 from forkwise.fork.evaluation import keep_ignored, list_ignored
 from forkwise.fork.fault import Fault, find_fault, is_disk_full
 from forkwise.fork.runner import Job
@@ -25,6 +26,7 @@ from forkwise.ledger.logs import AttemptLog, compress_log
 from forkwise.ledger.stored_changes import save_changes
 from forkwise.ledger.stored_outcomes import save_outcomes
 from forkwise.sandbox.jail_plan import explain_private_temporary
+from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluation
@@ -34,6 +36,7 @@ __all__ = ["NO_CHANGE", "TimeBudget", "execute"]
 
 NO_CHANGE = "no change"
 
+_UUID = "FORKWISE_UUID"  # the variable of a command that names its session after its attempt
 _PROGRESS_INTERVAL = 0.2  # seconds
 _MAX_COUNTED = 5000
 _MAX_SCORE = 200
@@ -118,6 +121,7 @@ async def execute(attempt: Attempt, name: str) -> None:
             finally:
                 output.finish()
                 facts |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
+                await run_in_thread(_finish_reader, attempt)
                 await attempt.nested_runs.end()
                 # Even if it was cancelled, and before another attempt's commit changes what it is compared with.
                 facts["files"] = await finish(run_in_thread(_save_changes, attempt))
@@ -184,7 +188,8 @@ def _create_branch(parent: Parent, name: str) -> Branch:
 async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
     settings, facts = attempt.fork.settings, attempt.facts
     candidate, branch = attempt.candidate, attempt.own_branch
-    job = Job(branch, candidate.function, candidate.argv, settings.timeout, on_output=output.write)
+    attempt.reader = None if candidate.read_output is None else candidate.read_output(branch.workspace.path)
+    job = Job(branch, candidate.function, candidate.argv, settings.timeout, on_output=_share(output, attempt.reader))
     if candidate.argv is not None:
         job = await run_in_thread(_add_environment, job, attempt)
     try:
@@ -198,6 +203,9 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
     facts |= {"ending": end.ending, "exit_code": end.exit_code, "value": to_json_data(end.value)}
     facts |= {"wall": end.wall, "cpu": end.cpu, "memory": end.memory}
     judgement = judge(end, settings.timeout, has_feedback=candidate.has_feedback)
+    if attempt.reader is not None:
+        attempt.reader.finish()
+        judgement = attempt.reader.explain(judgement)
     attempt.message = judgement.message
     if not judgement.success:
         is_full = judgement.fault is None and await run_in_thread(is_disk_full, branch.home)
@@ -214,6 +222,32 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
         return Judgement(True, _read_score_file(f"{branch.home}/exchange/score"))
     except ValueError as error:
         return Judgement(False, reason=str(error), error=error)
+
+
+def _share(output: AttemptLog, reader: OutputReader | None) -> Callable[[str, bytes], None]:
+    """Return the function that gets the output: it goes to the log, and to the reader if there is one."""
+    if reader is None:
+        return output.write
+
+    def write(stream: str, piece: bytes) -> None:
+        output.write(stream, piece)
+        reader.feed(stream, piece)
+
+    return write
+
+
+def _finish_reader(attempt: Attempt) -> None:
+    """Record the last steps and the cost, and take the facts that the output has about the attempt's end."""
+    reader, ledger = attempt.reader, attempt.fork.ledger
+    if reader is None:
+        return
+    reader.finish()
+    attempt.facts |= {name: value for name, value in reader.facts.items() if value is not None}
+    with suppress(LedgerError):  # such as a full disk: the end is still recorded
+        if steps := reader.take_steps():
+            ledger.record_steps(attempt.id, steps)
+        if cost := reader.cost:
+            ledger.record_cost(attempt.id, cost)
 
 
 def _explain(judgement: Judgement, command: str, printed: str) -> Judgement:
@@ -243,6 +277,8 @@ def _add_environment(job: Job, attempt: Attempt) -> Job:
     if attempt.candidate.prompt is not None:
         environment["FORKWISE_PROMPT"] = f"{exchange_directory}/prompt"
         Path(environment["FORKWISE_PROMPT"]).write_text(attempt.candidate.prompt, newline="")
+    if any(_UUID in word for word in job.argv or ()):
+        environment[_UUID] = attempt.facts["session"] = str(uuid.uuid4())
     environment |= {
         "FORKWISE_ATTEMPT": str(attempt.number),
         "FORKWISE_FORK": attempt.fork.id,
@@ -319,13 +355,17 @@ def _report_progress(attempt: Attempt, output: AttemptLog) -> Iterator[None]:
 
     def report() -> None:
         nonlocal handle, last_report
+        reader = attempt.reader
+        activity = None if reader is None else reader.activity
         progress: dict[str, Any] = {
             "files": _estimate_changed_files(attempt.own_branch),
-            "last_line": output.last_line,
+            "last_line": output.last_line if activity is None else redact(activity),
             "output_bytes": output.total,
         }
         if progress != last_report:
             with suppress(LedgerError):  # such as a full disk: the final record counts
+                if reader is not None and (steps := reader.take_steps()):
+                    attempt.fork.ledger.record_steps(attempt.id, steps)
                 attempt.fork.ledger.note_progress(attempt.id, **progress)
             last_report = progress
         handle = loop.call_later(_PROGRESS_INTERVAL, report)

@@ -401,6 +401,8 @@ class Ledger(ABC):
         last_line: str | None = None,
         output_bytes: int | None = None,
         tail: str | None = None,
+        session: str | None = None,
+        answer: str | None = None,
     ) -> None:
         """Record how an attempt ended. Progress that was noted before stays, unless a newer value is given."""
         fields = {
@@ -420,6 +422,8 @@ class Ledger(ABC):
             "last_line": last_line,
             "output_bytes": output_bytes,
             "tail": tail,
+            "session": session,
+            "answer": answer,
         }
         with self._transaction():
             record = self.attempt(attempt)
@@ -459,6 +463,17 @@ class Ledger(ABC):
     def record_cost(self, attempt: str, cost: Mapping[str, Any]) -> None:
         """Record the total cost of an attempt so far."""
         self._append_to_attempt(attempt, "charged", cost=dict(cost))
+
+    def record_steps(self, attempt: str, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Record what the agent of an attempt did, as the event ``acted``; ``find_steps`` returns all of it."""
+        self._append_to_attempt(attempt, "acted", **_redact({"steps": [dict(step) for step in steps]}))
+
+    def find_steps(self, attempt: str) -> list[dict[str, Any]]:
+        """Return what was recorded with ``record_steps`` for an attempt, the oldest first."""
+        record = self.attempt(attempt)
+        found = [e for e in self.events(fork=record.fork) if e.attempt == record.id and e.kind == "acted"]
+        steps = [step for event in found for step in event.data.get("steps") or ()]
+        return [step for step in steps if isinstance(step, dict)]
 
     def record_summary(self, attempt: str, summary: Mapping[str, Any]) -> None:
         """Record what an attempt did and learned, as the event ``summarised``; ``find_summary`` returns the last."""

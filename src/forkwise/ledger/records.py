@@ -83,7 +83,8 @@ class AttemptRecord:
     paths without which its tests fail. ``tail`` is the end of its output as text; ``read_log`` returns all of it.
     ``unwanted`` is the reason of a request to end it, which the process that runs it then follows. ``agent`` is the
     coding agent that it runs, ``variation`` what it does differently from its siblings, ``variant`` the number of its
-    entry in the ``variants`` of the fork's ``spec``.
+    entry in the ``variants`` of the fork's ``spec``. ``session`` is the agent's own id of its conversation, ``answer``
+    its closing message; ``cost`` has ``usd``, if that is known, and the numbers of tokens.
     """
 
     id: str
@@ -121,6 +122,8 @@ class AttemptRecord:
     agent: str | None = None
     variation: dict[str, str] | None = None
     variant: int | None = None
+    session: str | None = None
+    answer: str | None = None
 
     @property
     def number(self) -> int:

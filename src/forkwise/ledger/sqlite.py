@@ -392,7 +392,9 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
         ("id", "fork", "key", "label", "branch", "workspace", "origin", "kind", "winner", "parent"), (str,)
     ),
-    **dict.fromkeys(("stored", "reason", "ending", "last_line", "tail", "unwanted", "agent", "git"), (str,)),
+    **dict.fromkeys(
+        ("stored", "reason", "ending", "last_line", "tail", "unwanted", "agent", "git", "session", "answer"), (str,)
+    ),
     **dict.fromkeys(("round", "index", "generation", "commit", "undone", "exit_code", "files", "output_bytes"), (int,)),
     "variant": (int,),
     **dict.fromkeys(("started", "ended", "wall", "cpu", "memory", "score"), _NUMBER),

@@ -51,6 +51,7 @@ _LISTED = 20
 _MOST_ADVICE = 20
 _TAIL_LINES = 20
 _WIDEST_LABEL = 40
+_WIDEST_STEP = 160
 _FORKS_FIT = Fit(
     wrapped=("attempts", "commit"), shortened=("label",), optional=("best", "kind", "started", "label", "commit")
 )
@@ -264,6 +265,7 @@ def _show_attempt(
     stored = load_changes(ledger.directory, attempt.id) if branch is None else None
     delta = branch.delta() if branch is not None else None if stored is None else stored.delta
     text = _output_of(ledger, attempt, stderr).decode(errors="replace")
+    steps = [] if stderr else ledger.find_steps(attempt.id)
     tail = text if whole else "\n".join(text.splitlines()[-_TAIL_LINES:])
     if output.as_json:
         record = {
@@ -284,6 +286,7 @@ def _show_attempt(
             "error": attempt.error,
             "tests": attempt.tests,
             "summary": ledger.find_summary(attempt.id),
+            "steps": steps,
             "output": tail,
         }
         output.document({"attempt": record})
@@ -296,10 +299,30 @@ def _show_attempt(
     output.executable_config(() if delta is None else delta.executable_config)
     _print_tests(attempt, output)
     _print_summary(ledger.find_summary(attempt.id), output)
-    if tail.strip():
+    if steps and not whole:
+        _print_steps(steps, attempt, output)
+    elif tail.strip():
         output.line()
         output.line("End of the output:" if len(tail) < len(text.rstrip("\n")) else "Output:", "bold")
         output.text(tail)
+
+
+def _print_steps(steps: list[dict[str, Any]], attempt: AttemptRecord, output: Output) -> None:
+    """Print what an agent did last, and its closing message."""
+    from forkwise.agents.agent_event import format_step
+
+    lines = [line for step in steps if (line := truncate_line(format_step(step), _WIDEST_STEP))]
+    if attempt.answer and lines and lines[-1] == truncate_line(attempt.answer, _WIDEST_STEP):
+        lines.pop()
+    if lines:
+        output.line()
+        output.line("Steps:" if len(lines) <= _TAIL_LINES else f"The last {_TAIL_LINES} of {len(lines)} steps:", "bold")
+        for line in lines[-_TAIL_LINES:]:
+            output.line(f"  {line}")
+    if attempt.answer:
+        output.line()
+        output.line("Closing message:", "bold")
+        output.text(attempt.answer)
 
 
 def _attempt_facts(attempt: AttemptRecord, fork: ForkRecord, branch: Branch | None) -> dict[str, str]:
@@ -324,9 +347,20 @@ def _attempt_facts(attempt: AttemptRecord, fork: ForkRecord, branch: Branch | No
         "no change": "it changed no file, apart from ignored ones" if attempt.no_change else "",
         "exit code": "" if attempt.exit_code is None else str(attempt.exit_code),
         "score": ", ".join(f"{score:g}" for score in scores),
-        "cost": ", ".join(f"{name} {value}" for name, value in (attempt.cost or {}).items()),
+        "cost": _format_cost(attempt.cost or {}),
+        "session": attempt.session or "",
         "output": size_text(attempt.output_bytes) if attempt.output_bytes else "",
     }
+
+
+def _format_cost(cost: dict[str, Any]) -> str:
+    from forkwise.display.board import cost_text
+
+    counts = {name: cost.get(f"{name}_tokens") for name in ("input", "cached", "output")}
+    tokens = ", ".join(f"{count} {name}" for name, count in counts.items() if isinstance(count, int) and count)
+    price = cost_text(cost) if "usd" in cost else ""
+    by_list = " by the price list" if price and cost.get("source") == "list" else ""
+    return ", ".join(filter(None, [f"{price}{by_list}", f"{tokens} tokens" if tokens else ""]))
 
 
 def _print_changes(delta: Delta | None, output: Output) -> None:

@@ -155,7 +155,7 @@ def _list_reviews(workspace: Path) -> list[_Review]:
 
 
 def _review_agents(workspace: Path) -> Iterator[_Review]:
-    from forkwise.cli.agents import list_widened
+    from forkwise.agents.preset import list_widened
     from forkwise.config.config_file import AGENTS, read_user_config, read_workspace_config
 
     for file in (read_user_config(AGENTS, workspace), read_workspace_config(workspace, AGENTS)):

@@ -18,9 +18,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import click
-
+from forkwise.agents.stream import FORMATS
 from forkwise.config.config_file import AGENTS, ConfigFile, format_ignored, read_user_config, read_workspace_config
+from forkwise.errors import AgentError, ConfigError
 from forkwise.fork.agent_paths import AgentPaths
 
 __all__ = ["Agent", "find_agent", "list_widened", "load_agents"]
@@ -31,7 +31,12 @@ PACKAGED = Path(__file__).with_name("agents.toml")
 _PROMPT = "{prompt}"
 _PROMPT_FILE = "{prompt_file}"
 _MODEL = "{model}"
+_OF_ATTEMPT = {"{uuid}": '"$FORKWISE_UUID"', "{attempt}": '"$FORKWISE_ATTEMPT"'}
+"""Placeholders whose values differ from attempt to attempt: variables of the attempt's own environment."""
+
+_SESSION = "{session}"
 _LONGEST_ARGUMENT = 96 << 10  # bytes; the kernel takes 128 KiB, and feedback on earlier attempts may be added
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
 _PATHS = ("writable", "credentials", "branched", "sessions", "databases")
 """Keys that list paths, each a permission. Not ``logins``: without a refreshed login the user is logged out."""
 
@@ -63,6 +68,7 @@ class Agent:
 
     ``source`` is the last file that defined it. ``notes`` are messages about parts of files that have no effect.
     ``long_command`` runs it with a prompt that is too long for an argument: it reads a file, or its standard input.
+    ``stream`` names the format in which it prints what it does, ``resume`` is the command that continues a session.
     """
 
     name: str
@@ -74,6 +80,8 @@ class Agent:
     passes: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     environment_when_confined: dict[str, str] = field(default_factory=dict)
+    stream: str | None = None
+    resume: tuple[str, ...] = ()
     install: str = ""
     source: Path = PACKAGED
     notes: tuple[str, ...] = ()
@@ -81,28 +89,39 @@ class Agent:
     def argv(self, prompt: str, model: str | None = None, arguments: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the command that runs the agent with ``prompt``, and with the feedback on earlier attempts if any.
 
-        Raises UsageError if the agent cannot be told which ``model`` to use, or cannot take a prompt of this length.
+        Raises AgentError if the agent cannot be told which ``model`` to use, or cannot take a prompt of this length.
 
         >>> Agent(name="helper", command=("helper", "--do={prompt}")).argv("fix it")[2].splitlines()[-1]
         'exec helper --do="$1"'
         """
         if model is not None and not any(_MODEL in word for word in self.command):
-            raise click.UsageError(
+            raise AgentError(
                 f"agent {self.name!r} does not say how it is given a model: add a word with {_MODEL} to its command in "
                 "agents.toml, or configure the agent itself"
             )
         size = len(prompt.encode())
         if size <= _LONGEST_ARGUMENT:
-            line = _format_line((*self.command, *arguments), {_PROMPT: '"$1"', _MODEL: model})
+            line = _format_line((*self.command, *arguments), {_PROMPT: '"$1"', _MODEL: model, **_OF_ATTEMPT})
             return ("sh", "-c", _WITH_FEEDBACK + line, self.name, prompt)
         if not self.long_command:
-            raise click.UsageError(
+            raise AgentError(
                 f"the prompt has {size} bytes, but agent {self.name!r} takes at most {_LONGEST_ARGUMENT} as an "
                 f"argument: give it a long_command in agents.toml, with {_PROMPT_FILE} or for its standard input"
             )
-        line = _format_line((*self.long_command, *arguments), {_PROMPT_FILE: '"$prompt"', _MODEL: model})
+        line = _format_line((*self.long_command, *arguments), {_PROMPT_FILE: '"$prompt"', _MODEL: model, **_OF_ATTEMPT})
         is_file = any(_PROMPT_FILE in word for word in self.long_command)
         return ("sh", "-c", _WITH_PROMPT_FILE + line + ("" if is_file else ' < "$prompt"'), self.name)
+
+    def resume_argv(self, session: str) -> tuple[str, ...]:
+        """Return the command that continues a session in a terminal; empty if the agent has none.
+
+        A session's id comes out of a sandbox, so one that could be anything else than an id is refused with AgentError.
+        """
+        if not _ID.fullmatch(session):
+            raise AgentError(
+                f"agent {self.name!r} gave its session an impossible id: {session[:80]!r}", agent=self.name
+            )
+        return tuple(word.replace(_SESSION, session) for word in self.resume)
 
 
 def _format_line(words: Sequence[str], values: Mapping[str, str | None]) -> str:
@@ -120,18 +139,16 @@ def _quote(part: str) -> str:
 
 
 def find_agent(name: str, workspace: Path) -> Agent:
-    """Return the agent ``name``; UsageError if it is unknown, or if its program is not installed."""
+    """Return the agent ``name``; AgentError if it is unknown, or if its program is not installed."""
     sources = _Sources(workspace)
     if name not in sources.tables:
         notes = sources.notes.get(name, ["known agents: " + ", ".join(sorted(sources.tables))])
-        raise click.UsageError(f"unknown agent {name!r}; {'; '.join(notes)}")
+        raise AgentError(f"unknown agent {name!r}; {'; '.join(notes)}")
     agent = sources.build(name)
     program = shutil.which(agent.command[0])
     if program is None:
         remedy = f"; install it with: {agent.install}" if agent.install else ""
-        raise click.UsageError(
-            f"agent {name!r} needs the program {agent.command[0]!r}, which is not on the PATH{remedy}"
-        )
+        raise AgentError(f"agent {name!r} needs the program {agent.command[0]!r}, which is not on the PATH{remedy}")
     if os.path.realpath(program).startswith(f"{os.path.realpath(workspace).rstrip('/')}/"):
         note = f"agent {name!r} runs {program}, which is inside the workspace: an attempt may have changed it"
         return replace(agent, notes=(*agent.notes, note))
@@ -182,10 +199,10 @@ class _Sources:
             self.notes.setdefault(name, []).append(format_ignored(file, keys, workspace))
 
     def build(self, name: str) -> Agent:
-        """Build an agent of the tables. Raises ClickException if it has no command."""
+        """Build an agent of the tables. Raises ConfigError if it has no command."""
         table = self.tables[name]
         if "command" not in table:
-            raise click.ClickException(
+            raise ConfigError(
                 f"{table['source']}: [{name}] needs a command: a list of words, one of which contains {_PROMPT}"
             )
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
@@ -195,7 +212,7 @@ class _Sources:
         )
         for path in (*paths.sessions, *paths.databases, *(login.file for login in paths.logins)):
             if paths.branched and not any(path == parent or path.startswith(f"{parent}/") for parent in paths.branched):
-                raise click.ClickException(
+                raise ConfigError(
                     f"{table['source']}: {path} in [{name}] is not below one of its branched paths: add the directory "
                     "to branched"
                 )
@@ -229,15 +246,15 @@ def _is_passed(name: str, patterns: list[str]) -> bool:
 
 
 def _check_tables(source: Path, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the tables of a file. Raises ClickException if one is invalid."""
+    """Return the tables of a file. Raises ConfigError if one is invalid."""
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise click.ClickException(f"{source}: {name} is not a table; define the agent as [{name}]")
+            raise ConfigError(f"{source}: {name} is not a table; define the agent as [{name}]")
         for key, value in table.items():
             if key not in _KEYS:
-                raise click.ClickException(f"{source}: unknown key {key!r} in [{name}]; known keys: {', '.join(_KEYS)}")
+                raise ConfigError(f"{source}: unknown key {key!r} in [{name}]; known keys: {', '.join(_KEYS)}")
             if not _KEYS[key](value):
-                raise click.ClickException(f"{source}: invalid {key} in [{name}]: {value!r}")
+                raise ConfigError(f"{source}: invalid {key} in [{name}]: {value!r}")
     return dict(tables)
 
 
@@ -280,6 +297,8 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "passes": _is_words,
     "environment": _is_variables,
     "environment_when_confined": _is_variables,
+    "stream": lambda value: isinstance(value, str) and value in FORMATS,
+    "resume": lambda value: _is_words(value) and any(_SESSION in word for word in value[1:]),
     "install": lambda value: isinstance(value, str),
 }
 

@@ -1,0 +1,83 @@
+"""Claude Code: ``--output-format stream-json --verbose``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from forkwise.agents.agent_event import (
+    AgentEvent,
+    Tokens,
+    build_tool_event,
+    to_amount,
+    to_count,
+    to_line,
+    to_table,
+    to_text,
+)
+
+__all__ = ["SKIPPED", "read_event"]
+
+SKIPPED = (b'{"type":"user",',)
+"""Beginnings of lines without anything to show: the results of tools, which are most of a stream."""
+
+
+def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
+    """Return the events of a line; None if it is of no known type."""
+    match data.get("type"):
+        case "system":
+            return _read_system(data)
+        case "assistant":
+            return _read_message(to_table(data.get("message")), is_nested=bool(data.get("parent_tool_use_id")))
+        case "result":
+            return _read_result(data)
+        case "user" | "stream_event" | "control_response" | "tool_progress" | "auth_status" | "rate_limit_event":
+            return iter(())
+    return None
+
+
+def _read_system(data: Mapping[str, Any]) -> Iterator[AgentEvent]:
+    if data.get("subtype") == "init":
+        yield AgentEvent(kind="session", text=to_line(data.get("session_id")), model=to_line(data.get("model")))
+    elif data.get("subtype") == "api_retry":
+        yield AgentEvent(kind="step", text=f"waits for the provider: {to_line(data.get('error'))}")
+
+
+def _read_message(message: Mapping[str, Any], *, is_nested: bool) -> Iterator[AgentEvent]:
+    content = message.get("content")
+    for part in map(to_table, content if isinstance(content, list) else ()):
+        if part.get("type") == "tool_use":
+            yield build_tool_event(part.get("name"), part.get("input"))
+        elif part.get("type") == "text" and not is_nested:
+            yield AgentEvent(kind="message", text=to_text(part.get("text")))
+        elif part.get("type") == "thinking":
+            yield AgentEvent(kind="step", text="thinks")
+    if usage := to_table(message.get("usage")):
+        yield AgentEvent(
+            kind="usage",
+            request=to_line(message.get("id")) or "?",
+            model=to_line(message.get("model")),
+            tokens=_read_tokens(usage),
+        )
+
+
+def _read_result(data: Mapping[str, Any]) -> Iterator[AgentEvent]:
+    usage = to_table(data.get("usage"))
+    yield AgentEvent(
+        kind="usage", tokens=_read_tokens(usage) if usage else None, usd=to_amount(data.get("total_cost_usd"))
+    )
+    text = to_text(data.get("result"))
+    if data.get("is_error") is True or str(data.get("subtype", "")).startswith("error"):
+        errors = data.get("errors")
+        listed = "; ".join(to_line(error) for error in errors[:5]) if isinstance(errors, list) else ""
+        reason = text or listed or str(to_line(data.get("subtype"))).replace("_", " ")
+        status = to_count(data.get("api_error_status"))
+        yield AgentEvent(kind="failure", text=f"{reason} (status {status})" if status else reason)
+    else:
+        yield AgentEvent(kind="end", text=text)
+
+
+def _read_tokens(usage: Mapping[str, Any]) -> Tokens:
+    cached, written = to_count(usage.get("cache_read_input_tokens")), to_count(usage.get("cache_creation_input_tokens"))
+    fresh = to_count(usage.get("input_tokens"))
+    return Tokens(fresh + cached + written, to_count(usage.get("output_tokens")), cached, written)

@@ -1,0 +1,62 @@
+"""Codex: ``codex exec --json``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from forkwise.agents.agent_event import AgentEvent, Tokens, build_tool_event, to_count, to_line, to_table, to_text
+
+__all__ = ["STEPS", "read_event"]
+
+STEPS = (b'{"type":"item.',)
+"""Beginnings of lines with nothing but steps and messages."""
+
+
+def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
+    """Return the events of a line; None if it is of no known type."""
+    match data.get("type"):
+        case "thread.started":
+            return iter((AgentEvent(kind="session", text=to_line(data.get("thread_id"))),))
+        case "turn.started" | "item.updated":
+            return iter(())
+        case "item.started" | "item.completed" as kind:
+            return _read_item(to_table(data.get("item")), is_started=kind == "item.started")
+        case "turn.completed":
+            return _read_end(to_table(data.get("usage")))
+        case "turn.failed":
+            reason = to_text(to_table(data.get("error")).get("message"))
+            return iter((AgentEvent(kind="failure", text=reason or "its turn failed"),))
+        case "error":  # also of a request that is then repeated
+            return iter((AgentEvent(kind="step", text=to_line(data.get("message"))),))
+    return None
+
+
+def _read_item(item: Mapping[str, Any], *, is_started: bool) -> Iterator[AgentEvent]:
+    match item.get("type"):
+        case "command_execution" if is_started:
+            yield build_tool_event("bash", item)
+        case "file_change" if not is_started:
+            changes = item.get("changes")
+            for change in map(to_table, changes[:20] if isinstance(changes, list) else ()):
+                yield build_tool_event("write" if change.get("kind") == "add" else "edit", change)
+        case "mcp_tool_call" if is_started:
+            yield build_tool_event(item.get("tool"), item.get("arguments"))
+        case "web_search" if not is_started:
+            yield build_tool_event("search", item)
+        case "agent_message" if not is_started:
+            yield AgentEvent(kind="message", text=to_text(item.get("text")))
+        case "reasoning" if not is_started:
+            yield AgentEvent(kind="step", text="thinks")
+
+
+def _read_end(usage: Mapping[str, Any]) -> Iterator[AgentEvent]:
+    # OpenAI counts the cached tokens among those of the input.
+    tokens = Tokens(
+        to_count(usage.get("input_tokens")),
+        to_count(usage.get("output_tokens")),
+        to_count(usage.get("cached_input_tokens")),
+        to_count(usage.get("cache_write_input_tokens")),
+    )
+    yield AgentEvent(kind="usage", tokens=tokens)
+    yield AgentEvent(kind="end")

@@ -1,0 +1,59 @@
+"""Goose: ``goose run --output-format stream-json``, after a banner of plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from forkwise.agents.agent_event import (
+    AgentEvent,
+    Tokens,
+    build_tool_event,
+    to_amount,
+    to_count,
+    to_line,
+    to_table,
+    to_text,
+)
+
+__all__ = ["read_event"]
+
+
+def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
+    """Return the events of a line; None if it is of no known type."""
+    match data.get("type"):
+        case "message":
+            return _read_message(to_table(data.get("message")))
+        case "notification":
+            return iter(())
+        case "error":
+            return iter((AgentEvent(kind="failure", text=to_text(data.get("error")) or "it reported an error"),))
+        case "complete":
+            return _read_end(data)
+    return None
+
+
+def _read_message(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
+    if message.get("role") != "assistant":
+        return
+    inference = to_table(to_table(message.get("metadata")).get("inference"))
+    if model := to_line(inference.get("requestedModel")):
+        yield AgentEvent(kind="session", model=model)
+    content = message.get("content")
+    for part in map(to_table, content if isinstance(content, list) else ()):
+        if part.get("type") == "text":
+            yield AgentEvent(kind="message", text=to_text(part.get("text")))
+        elif part.get("type") == "toolRequest":
+            call = to_table(to_table(part.get("toolCall")).get("value"))
+            yield build_tool_event(str(call.get("name", "")).rpartition("__")[2], call.get("arguments"))
+
+
+def _read_end(data: Mapping[str, Any]) -> Iterator[AgentEvent]:
+    tokens = Tokens(
+        to_count(data.get("input_tokens")),
+        to_count(data.get("output_tokens")),
+        to_count(data.get("cache_read_input_tokens")),
+        to_count(data.get("cache_write_input_tokens")),
+    )
+    yield AgentEvent(kind="usage", tokens=tokens, usd=to_amount(data.get("cost_usd")))
+    yield AgentEvent(kind="end")

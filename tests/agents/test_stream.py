@@ -1,0 +1,209 @@
+"""The output of agents: recorded streams of the real programs, and streams that are broken, changed or hostile."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkwise.agents.agent_event import format_step
+from forkwise.agents.stream import FORMATS, AgentStream
+from forkwise.fork.candidate import judge
+from forkwise.fork.runner import RunEnd
+
+STREAMS = Path(__file__).with_name("streams")
+PROJECT = "/home/me/project"
+
+
+def read(name: str | None, *pieces: bytes, errors: bytes = b"") -> AgentStream:
+    stream = AgentStream(name, PROJECT)
+    for piece in pieces:
+        stream.feed("stdout", piece)
+    stream.feed("stderr", errors)
+    stream.finish()
+    return stream
+
+
+def list_steps(stream: AgentStream) -> list[str]:
+    return [format_step(step) for step in stream.take_steps()]
+
+
+def line(**data: Any) -> bytes:
+    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+
+
+SESSIONS = {
+    "claude": "49f9e2d3-76ce-4ed5-97d7-7186d932d5f3",
+    "codex": "01a1e512-a08a-7d40-a9a1-0c3ddd9ba067",
+    "gemini": "e5af9537-c92b-4c31-8601-569eb926e85a",
+    "goose": None,
+    "opencode": "ses_e1aed35cdffexi7IgXK3Cl1hGr",
+}
+USED = {
+    "claude": (4800, 180, 0.0228),
+    "codex": (3600, 135, None),
+    "gemini": (6000, 225, 0.0047475),
+    "goose": (3600, 135, 0.01035),
+    "opencode": (4800, 180, 0.0171),
+}
+
+
+@pytest.mark.parametrize("size", [7, 1 << 20])
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_recorded_streams(name: str, size: int) -> None:
+    content = (STREAMS / f"{name}.jsonl").read_bytes()
+    stream = read(name, *(content[at : at + size] for at in range(0, len(content), size)))
+    steps = list_steps(stream)
+    assert 'bash: echo "fw-attempt=[$FORKWISE_ATTEMPT] fw-cwd=[$PWD]"; ls -a' in steps
+    assert name == "codex" or "edit calc.py" in steps
+    assert steps[-1] == stream.activity == "Done (right): the function add was looked at."
+    assert stream.facts["answer"] == "Done (right): the function add was looked at."
+    assert stream.facts["session"] == SESSIONS[name]
+    cost = stream.cost or {}
+    inputs, outputs, usd = USED[name]
+    assert (cost["input_tokens"], cost["output_tokens"]) == (inputs, outputs)
+    assert cost.get("usd") == (None if usd is None else pytest.approx(usd))
+    assert stream.explain(judge(RunEnd("exit", exit_code=0))).success
+
+
+def test_tokens_without_a_price_are_priced_by_the_list() -> None:
+    stream = AgentStream("codex", PROJECT, model="gpt-5")
+    stream.feed("stdout", line(type="turn.completed", usage={"input_tokens": 1_000_000, "output_tokens": 0}))
+    cost = stream.cost or {}
+    assert cost["source"] == "list"
+    assert cost["usd"] > 0
+
+
+def test_what_is_used_is_known_while_the_agent_runs() -> None:
+    stream = AgentStream("claude", PROJECT)
+    for output in (1, 50):  # the same request, reported twice
+        message = {"id": "m1", "model": "claude-sonnet-4-5", "usage": {"input_tokens": 10, "output_tokens": output}}
+        stream.feed("stdout", line(type="assistant", message=message))
+    message = {"id": "m2", "model": "claude-sonnet-4-5", "usage": {"cache_read_input_tokens": 5, "output_tokens": 1}}
+    stream.feed("stdout", line(type="assistant", message=message))
+    assert (stream.tokens.input, stream.tokens.cached, stream.tokens.output) == (15, 5, 51)
+    assert (stream.cost or {})["usd"] > 0
+
+
+def test_parts_of_a_message_are_one_message() -> None:
+    parts = [line(type="message", role="assistant", content=text, delta=True) for text in ("All ", "done", ".")]
+    stream = read("gemini", *parts, line(type="result", status="success"))
+    assert list_steps(stream) == ["All done."]
+    assert stream.facts["answer"] == "All done."
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b'{"type":"assistant","message":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
+        b'{"type":' + b"9" * 5000 + b"}\n",
+        b'{"type":"result","total_cost_usd":1e999,"usage":{"input_tokens":-5,"output_tokens":1.5}}\n',
+        b'{"type":"result","total_cost_usd":NaN,"cost_usd":-1,"usage":{"input_tokens":' + b"9" * 400 + b"}}\n",
+        b'{"type":"assistant","message":{"content":[1,null,"x",{"type":"text","text":{}},{"type":"tool_use"}]}}\n',
+        b'{"type":"item.completed","item":[]}\n{"type":"item.started","item":{"type":"file_change","changes":[1]}}\n',
+        b'{"type":"step_finish","part":{"tokens":[],"cost":"much"}}\n{"type":"tool_use","part":7}\n',
+        b'{"type":"message","role":"assistant","message":{"role":"assistant","content":{}},"content":[]}\n',
+        b"\xff\xfe{\n\x00\n{\n[]\n{}\n" * 10,
+    ],
+)
+def test_hostile_lines(name: str, hostile: bytes) -> None:
+    stream = read(name, hostile, hostile)
+    cost = stream.cost or {}
+    assert cost.get("usd") in (None, 0.0)
+    assert cost.get("input_tokens", 0) == 0
+    json.dumps([stream.take_steps(), stream.facts, stream.activity], allow_nan=False).encode()
+
+
+def test_a_line_without_end_takes_no_memory() -> None:
+    stream = AgentStream("claude", PROJECT)
+    stream.feed("stdout", b"")
+    piece = b'{"type":"assistant","x":"' + b"a" * (64 << 10)
+    tracemalloc.start()
+    try:
+        for _ in range(200):
+            stream.feed("stdout", piece)
+            stream.feed("stderr", piece)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 << 20
+    stream.feed("stdout", b'"}\n' + line(type="result", result="still read", is_error=False))
+    assert stream.facts["answer"] == "still read"
+
+
+def test_escapes_do_not_reach_the_terminal() -> None:
+    text = "\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J\u202edlrow"
+    content = [{"type": "tool_use", "name": f"Ba{text}", "input": {"command": text}}, {"type": "text", "text": text}]
+    stream = read("claude", line(type="assistant", message={"content": content}), line(type="result", result=text))
+    shown = [*list_steps(stream), stream.facts["answer"], stream.facts["last_line"], stream.facts["tail"]]
+    assert not [c for text in shown for c in text if c in "\x1b\x07\x9b"]
+
+
+def test_a_broken_stream_is_plain_output_and_says_so_once() -> None:
+    stream = read("codex", b'{"type":"thread.started","thread_id":"t1"}\n{"type":"item.st\n{oops\nplain\n')
+    notes = [step for step in list_steps(stream) if "not JSON" in step]
+    assert len(notes) == 1
+    assert stream.activity is None  # the last line of the log is shown instead
+    assert stream.facts["session"] == "t1"
+
+
+def test_a_changed_format_is_plain_output_and_says_so_once() -> None:
+    stream = read("claude", *(line(kind="v9", n=n) for n in range(50)))
+    [note] = list_steps(stream)
+    assert "no event that forkwise knows" in note
+    assert len(list_steps(read("claude", line(kind="v9")))) == 1
+
+
+def test_unknown_events_among_known_ones_are_ignored() -> None:
+    stream = read("codex", line(type="thread.started", thread_id="t"), *(line(type=f"new{n}") for n in range(50)))
+    assert list_steps(stream) == []
+
+
+def test_steps_are_bounded_and_the_last_one_is_still_known() -> None:
+    item = {"type": "command_execution", "command": "/bin/bash -lc 'make it'"}
+    stream = read("codex", *(line(type="item.started", item=item) for _ in range(5000)))
+    steps = list_steps(stream)
+    assert len(steps) == 2000
+    assert "first 2000 steps" in steps[-1]
+    stream.feed("stdout", line(type="item.completed", item={"type": "agent_message", "text": "made"}))
+    stream.feed("stdout", line(type="turn.completed", usage={}))
+    assert stream.facts["answer"] == "made"
+
+
+@pytest.mark.parametrize(
+    ("errors", "fault", "is_blocked"),
+    [
+        (b"Not logged in \xc2\xb7 Please run /login\n", "provider", True),
+        (b"Error: 401 Unauthorized\n", "provider", True),
+        (b"API Error: 429 rate_limit_error\n", "provider", False),
+        (b"stream disconnected before completion\n", "provider", False),
+        (b"TypeError: x is undefined\n    at run (/a/b.js:1:2)\n\nNode.js v22.1.0\n", None, False),
+    ],
+)
+@pytest.mark.parametrize("name", [None, "claude"])
+def test_a_failure_says_why_and_whose_it_is(
+    name: str | None, errors: bytes, fault: str | None, is_blocked: bool
+) -> None:
+    judgement = read(name, b"", errors=errors).explain(judge(RunEnd("exit", exit_code=1)))
+    assert judgement.reason == f"{errors.decode().splitlines()[0]} (exit code 1)"
+    assert (judgement.fault, judgement.blocks_others) == (fault, is_blocked)
+
+
+def test_an_error_in_the_stream_is_a_failure_whatever_the_exit_code_is() -> None:
+    end = line(
+        type="result", subtype="success", is_error=True, result="Credit balance is too low", api_error_status=400
+    )
+    judgement = read("claude", end).explain(judge(RunEnd("exit", exit_code=0)))
+    assert not judgement.success
+    assert judgement.fault == "provider"
+    assert "Credit balance is too low" in (judgement.reason or "")
+
+
+def test_what_an_agent_says_about_limits_is_no_fault_of_the_provider() -> None:
+    content = [{"type": "text", "text": "The test fails with 429 rate limit and 401."}]
+    stream = read("claude", line(type="assistant", message={"content": content}), errors=b"gave up\n")
+    assert stream.explain(judge(RunEnd("exit", exit_code=1))).fault is None
