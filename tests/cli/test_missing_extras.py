@@ -45,6 +45,7 @@ def run_without(
     [
         ("pydantic_ai", ("chat",), "agents"),
         ("pydantic_ai", ("chat", "--plain", "--model", "local"), "agents"),
+        ("acp", ("acp",), "acp"),
         ("pydantic_ai", ("walk", "talk.json"), "agents"),
         ("pydantic_ai", ("walk", "talk.json", "show"), "agents"),
         ("pydantic_ai,textual", ("walk", "talk.json", "--tui"), "agents"),

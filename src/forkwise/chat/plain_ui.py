@@ -56,6 +56,7 @@ __all__ = [
     "JsonLines",
     "PlainLines",
     "chat_in_lines",
+    "format_event",
 ]
 
 
@@ -100,7 +101,7 @@ class PlainLines:
                 pass
             case _:
                 self._flush(getattr(event, "branch", None))
-                for line in _format_event(event):
+                for line in format_event(event):
                     self._print(line)
 
     def _add_text(self, branch: str | None, text: str) -> None:
@@ -120,7 +121,8 @@ def _prefix(branch: str | None, line: str) -> str:
     return line if branch is None else f"{branch}: {line}"
 
 
-def _format_event(event: ChatEvent) -> list[str]:
+def format_event(event: ChatEvent) -> list[str]:
+    """Return the lines that tell an event to a person. Those about the chat, and not said in it, are in brackets."""
     match event:
         case Ready():
             kind = "new conversation" if event.is_new else f"conversation with {event.messages} messages"

@@ -99,13 +99,20 @@ class StoppedBySignalError(click.Abort):
 
 
 _EXTRAS = {
+    "acp": ("acp", "pydantic_ai"),
     "agents": ("pydantic_ai",),
     "local": ("xllamacpp", "pydantic_ai", "openai"),
     "tui": ("textual",),
     "yaml": ("yaml",),
 }
-_PROJECTS = {"pydantic_ai": "pydantic-ai", "textual": "Textual", "xllamacpp": "xllamacpp", "yaml": "PyYAML"}
-_EXTRA_OF_MODULE = {"pydantic_ai": "agents", "textual": "tui", "xllamacpp": "local", "yaml": "yaml"}
+_PROJECTS = {
+    "acp": "agent-client-protocol",
+    "pydantic_ai": "pydantic-ai",
+    "textual": "Textual",
+    "xllamacpp": "xllamacpp",
+    "yaml": "PyYAML",
+}
+_EXTRA_OF_MODULE = {"acp": "acp", "pydantic_ai": "agents", "textual": "tui", "xllamacpp": "local", "yaml": "yaml"}
 _PROVIDER_INSTALL = re.compile(r'pip install "(pydantic-ai-slim\[[\w-]+\])"')
 
 

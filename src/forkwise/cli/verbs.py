@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forkwise.cli.commands.branch import branch
-from forkwise.cli.commands.chat import chat
+from forkwise.cli.commands.chat import acp, chat
 from forkwise.cli.commands.completion import completion
 from forkwise.cli.commands.decide import abort, combine, pick, resume, wait
 from forkwise.cli.commands.doctor import doctor
@@ -24,5 +24,5 @@ forkwise_command.add_section("Explore", EXPLORE_VERBS)
 forkwise_command.add_section("Decide", (pick, combine, resume, abort, undo))
 forkwise_command.add_section("Look", (ls, show, watch, wait, diff, report, export, log, judges))
 forkwise_command.add_section("Branch", (branch, worktree))
-forkwise_command.add_section("Agent", (chat, walk, model))
+forkwise_command.add_section("Agent", (chat, acp, walk, model))
 forkwise_command.add_section("Maintenance", (doctor, trust, gc, du, completion))

@@ -1,7 +1,8 @@
-"""``forkwise chat``: talk with an agent in a workspace, in panels or in lines."""
+"""``forkwise chat`` and ``forkwise acp``: talk with an agent in a workspace, in panels, in lines, or in an editor."""
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,19 @@ from forkwise.errors import BranchingError
 if TYPE_CHECKING:
     import signal
 
-__all__ = ["chat"]
+__all__ = ["acp", "chat"]
+
+_model_option = click.option(
+    "--model", metavar="MODEL", help="Model: anthropic:…, openai:…, local, or script:FILE for recorded answers."
+)
+_ask_option = click.option(
+    "--ask", metavar="TOOL", multiple=True, help="Tool that needs your approval before each call. Repeatable."
+)
+_allow_option = click.option(
+    "--allow-executable-config",
+    is_flag=True,
+    help="Merge changes to what your machine runs by itself, such as git hooks, without asking.",
+)
 
 
 @click.command(
@@ -36,19 +49,11 @@ __all__ = ["chat"]
 @click.argument(
     "target", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
-@click.option(
-    "--model", metavar="MODEL", help="Model: anthropic:…, openai:…, local, or script:FILE for recorded answers."
-)
+@_model_option
 @click.option("--conversation", metavar="ID", show_default="the last one", help="Conversation to continue.")
 @click.option("--new", "is_new", is_flag=True, help="Start a new conversation.")
-@click.option(
-    "--ask", metavar="TOOL", multiple=True, help="Tool that needs your approval before each call. Repeatable."
-)
-@click.option(
-    "--allow-executable-config",
-    is_flag=True,
-    help="Merge changes to what your machine runs by itself, such as git hooks, without asking.",
-)
+@_ask_option
+@_allow_option
 @click.option("--plain", is_flag=True, help="Print lines instead of panels: for a screen reader or a log.")
 @workspace_option
 @stream_option
@@ -121,3 +126,32 @@ async def _chat_in_lines(directory: Path, output: Output, **options: Any) -> sig
 
     show = JsonLines(print_line) if output.as_json else PlainLines(print_line)
     return await chat_in_lines(directory, show, **options)
+
+
+@click.command(
+    "acp", cls=Verb, example=("forkwise acp --model anthropic:claude-sonnet-4-6", "forkwise acp --ask execute")
+)
+@_model_option
+@_ask_option
+@_allow_option
+def acp(model: str | None, ask: tuple[str, ...], allow_executable_config: bool) -> None:
+    """Serve the chat to an editor, by the Agent Client Protocol.
+
+    The editor starts this command and talks to it on stdin and stdout. Each chat is a session of the editor; while a
+    conversation is forked, each branch is a session too. /fork, /merge and the other commands are typed as prompts.
+    """
+    import asyncio
+    import stat
+
+    require_extra("acp", "forkwise acp")
+    if sys.stdin.isatty() or stat.S_ISREG(os.fstat(0).st_mode):
+        raise click.UsageError(
+            "forkwise acp is started by an editor, which talks to it on stdin and stdout: name this command in the "
+            "editor's settings for agents"
+        )
+    from forkwise.cli.private_mounts import enter_to_create
+
+    enter_to_create(Path.cwd(), None)  # before threads start: only a single thread can enter a namespace
+    from forkwise.acp.chat_agent import ChatAgent, serve_stdio
+
+    asyncio.run(serve_stdio(ChatAgent(model=model, ask=ask, allow_executable_config=allow_executable_config)))

@@ -1,0 +1,1 @@
+"""The Agent Client Protocol: forkwise's chat, served to editors."""
