@@ -50,7 +50,7 @@ demo: $(CORE)  ## try four fixes side by side, commit the one that passes the te
 test: system $(DEV) $(DOCS)  ## run the tests, the same way every time (PYTEST_ARGS='-k name' for some)
 	@$(BIN)/python scripts/run-tests $(PYTEST_ARGS)
 
-test-integration: $(INTEGRATION)/.installed  ## run the long tests and those that need large components: the local model, other languages
+test-integration: $(INTEGRATION)/.installed  ## run the long tests, the kills, and what needs large components: the local model, other languages
 	@scripts/system-packages --integration
 	-@$(INTEGRATION)/bin/forkwise model fetch --quiet  # without the weights, the tests themselves skip or fail
 	@$(INTEGRATION)/bin/python scripts/run-tests --integration $(PYTEST_ARGS)
