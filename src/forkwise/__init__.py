@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from forkwise.errors import ParseError as ParseError
     from forkwise.errors import ProcessBranchError as ProcessBranchError
     from forkwise.errors import RetestError as RetestError
+    from forkwise.errors import ServerError as ServerError
     from forkwise.errors import ServiceError as ServiceError
     from forkwise.errors import StateError as StateError
     from forkwise.errors import ToolConflictError as ToolConflictError
@@ -228,6 +229,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "NewerStateError",
         "ProcessBranchError",
         "RetestError",
+        "ServerError",
         "ServiceError",
         "StateError",
         "ToolConflictError",

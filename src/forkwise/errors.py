@@ -48,6 +48,7 @@ __all__ = [
     "ParseError",
     "ProcessBranchError",
     "RetestError",
+    "ServerError",
     "ServiceError",
     "StateError",
     "ToolConflictError",
@@ -302,6 +303,18 @@ class BranchesFailed(BranchingError):  # noqa: N818 - named after the branches, 
         super().__init__(f"{len(failures)} of {len(failures) + len(done)} branches failed: {details}")
         self.done = tuple(done)
         self.failures = dict(failures)
+
+
+class ServerError(BranchingError):
+    """A server of a branch did not get ready, ended early, or was not prepared; raised to the caller who needs it.
+
+    It says nothing about the attempt in that branch. ``server`` is its name, ``output`` the end of what it printed.
+    """
+
+    def __init__(self, message: str, *, server: str = "", output: str = "") -> None:
+        super().__init__(f"{message}. Its output ends with:\n{output}" if output else message)
+        self.server = server
+        self.output = output
 
 
 class ModuleError(BranchingError):

@@ -102,19 +102,19 @@ def test_tests_have_the_last_word(scene: Scene, fork: str) -> None:
 
 def test_the_tests_are_the_forks_own(scene: Scene) -> None:
     fork = scene.hold("echo 1 > one.txt", "echo 2 > two.txt", tests="test -e one.txt -o -e two.txt")
-    tests = find_tests(scene.fork)
+    tests = find_tests(scene.workspace, scene.fork)
     assert tests is not None
     done = combined(scene, 1, 2, tests=tests)
     assert done.tests is not None
     assert done.tests.is_pass
-    other = find_tests(scene.fork, "make check")
+    other = find_tests(scene.workspace, scene.fork, "make check")
     assert other is not None
     assert (other.command, other.confinement) == ("make check", tests.confinement)
     with open_ledger(scene.workspace) as ledger:
         made = ledger.begin_fork("by a program", workspace=str(scene.workspace.path), spec={})
         with pytest.raises(LedgerError, match=r"\(--test\), or do without tests \(--no-test\)"):
-            find_tests(made)
-        assert find_tests(made, "make check") is not None
+            find_tests(scene.workspace, made)
+        assert find_tests(scene.workspace, made, "make check") is not None
         ledger.abort_fork(made.id, "enough")
     assert scene.fork.id == made.id != fork
 

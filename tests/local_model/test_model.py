@@ -16,7 +16,7 @@ from pydantic_ai.settings import ModelSettings
 
 from forkwise import LocalModelError
 from forkwise.local_model import is_local, local_model
-from forkwise.local_model.server import Server, acquire, release
+from forkwise.local_model.server import ModelServer, acquire, release
 from tests.local_model.requirements import need_local_model
 
 LONG = 1500
@@ -33,7 +33,7 @@ class Verdict(BaseModel):
 
 
 @pytest.fixture(scope="module", name="server")
-def kept_server() -> Iterator[Server]:
+def kept_server() -> Iterator[ModelServer]:
     """Keep one server for all tests of this module."""
     need_local_model()
     user = object()
@@ -98,7 +98,7 @@ def test_several_ask_at_once() -> None:
 
 
 @pytest.mark.integration
-def test_a_client_that_disconnects_frees_its_slot(server: Server) -> None:
+def test_a_client_that_disconnects_frees_its_slot(server: ModelServer) -> None:
     agent = Agent(local_model())
 
     async def ask() -> int:
@@ -123,13 +123,13 @@ def test_a_client_that_disconnects_frees_its_slot(server: Server) -> None:
     assert 0 < max(slot.get("n_prompt_tokens", 0) for slot in _slots(server)) < LONG
 
 
-def _slots(server: Server) -> Any:
+def _slots(server: ModelServer) -> Any:
     with httpx2.Client(trust_env=False) as client:
         return client.get(f"{server.address}/slots", headers={"Authorization": f"Bearer {server.key}"}).json()
 
 
 @pytest.mark.integration
-def test_it_listens_on_the_loopback_and_requires_its_key(server: Server) -> None:
+def test_it_listens_on_the_loopback_and_requires_its_key(server: ModelServer) -> None:
     assert server.address.startswith("http://127.0.0.1:")
     with httpx2.Client(trust_env=False) as client:
         assert client.get(f"{server.address}/v1/models").status_code == 401

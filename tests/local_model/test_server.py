@@ -20,7 +20,7 @@ from pydantic_ai.settings import ModelSettings
 
 from forkwise import LocalModelError
 from forkwise.local_model import local_model
-from forkwise.local_model.server import Server, acquire, release
+from forkwise.local_model.server import ModelServer, acquire, release
 from forkwise.local_model.weights import SIZE, weights_path
 from tests.local_model.requirements import need_local_model
 
@@ -37,7 +37,7 @@ def alone() -> None:
 
 
 @contextmanager
-def server_of_now() -> Iterator[Server]:
+def server_of_now() -> Iterator[ModelServer]:
     """Yield the running server, as one more user."""
     user = object()
     yield acquire(user)
@@ -80,7 +80,7 @@ def test_a_model_is_a_user_until_it_is_collected() -> None:
 def test_a_model_is_a_user_until_its_block_ends() -> None:
     model = local_model()
 
-    async def ask() -> Server:
+    async def ask() -> ModelServer:
         async with model, Agent(model, model_settings=BRIEF) as agent:
             await agent.run("Hello")
             with server_of_now() as server:

@@ -46,6 +46,7 @@ __all__ = [
     "network_option",
     "notify_option",
     "retest_option",
+    "servers_option",
     "shell_command",
     "summary_option",
 ]
@@ -108,6 +109,7 @@ class ExploreOptions:
     on_conflict: OnConflict = "refuse"
     allow_executable_config: bool = False
     frozen: bool = False
+    no_servers: bool = False
     no_retest: bool = False
     stop_when: tuple[str, ...] = ()
     include_ignored: bool = False
@@ -188,6 +190,7 @@ class ExploreOptions:
             allow_empty=self.allow_empty,
             has_prompt=bool(agents),
             frozen=self.frozen,
+            servers=not self.no_servers,
             subdirectory=self.subdirectory,
             **own,
         )
@@ -541,6 +544,11 @@ frozen_option = click.option(
 )
 """The option ``--frozen``."""
 
+servers_option = click.option(
+    "--no-servers", is_flag=True, help="Start none of the servers that .forkwise/servers.toml names."
+)
+"""The option ``--no-servers``."""
+
 retest_option = click.option(
     "--no-retest", is_flag=True, help="Commit without testing again if the workspace changed since the tests passed."
 )
@@ -719,6 +727,7 @@ _OPTIONS = (
     click.option("--allow-empty", is_flag=True, help="Let an attempt that changed nothing succeed, and win."),
     retest_option,
     frozen_option,
+    servers_option,
     click.option("--no-commit", is_flag=True, help="Commit nothing; keep all attempts for forkwise pick."),
     click.option("--keep", is_flag=True, help="Keep the branches of the attempts that lost."),
     click.option(

@@ -23,6 +23,7 @@ from forkwise.git.executable_config import find_config_directory
 
 __all__ = [
     "AGENTS",
+    "SERVERS",
     "SETTINGS",
     "ConfigFile",
     "find_workspace_config",
@@ -31,8 +32,8 @@ __all__ = [
     "read_workspace_config",
 ]
 
-#: The names of configuration files: the tables of agents, and the settings of chats.
-AGENTS, SETTINGS = "agents.toml", "config.toml"
+#: The names of configuration files: the tables of agents, those of servers, and the settings of chats.
+AGENTS, SERVERS, SETTINGS = "agents.toml", "servers.toml", "config.toml"
 
 _FOLDER = ".forkwise"
 _MAX_BYTES = 256 * 1024  # far more than a file written by hand

@@ -33,6 +33,7 @@ from forkwise.fork.runner import Job, RunEnd, Runner, SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
 from forkwise.sandbox.limits import Limits
 from forkwise.sandbox.run import arun_in_branch
+from forkwise.servers.server_file import read_servers
 from forkwise.text.redaction import add_secrets
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Parent
     from forkwise.files.store.changes import OnConflict
     from forkwise.files.workspace import Workspace
+    from forkwise.servers.server_file import Server
 
 __all__ = [
     "Allowance",
@@ -205,7 +207,8 @@ class Recipe:
 
     How they run: ``allowance`` is that of all commands, except those that have their own in ``own_allowances``.
     ``memory`` and ``cpus`` limit each attempt and each test run. Candidates, tests and the judge start in
-    ``subdirectory`` of the workspace. ``frozen`` is that of the workspace, for resuming.
+    ``subdirectory`` of the workspace. ``frozen`` is that of the workspace, for resuming. With ``servers``, those of the
+    workspace's ``servers.toml`` run in each branch while its candidate runs, and while its tests run.
 
     How they are judged: ``tests`` is a test command, or ``auto`` to detect it; ``sealed``, ``seal``, ``held_out`` and
     ``baseline`` are those of ``Tests``. With ``cross_tests``, attempts are also scored by the tests that others added.
@@ -266,6 +269,7 @@ class Recipe:
     allow_empty: bool = False
     has_prompt: bool = False
     frozen: bool = False
+    servers: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Convert to JSON types; the inverse of ``from_json``."""
@@ -297,8 +301,12 @@ class Recipe:
             limits=Limits(memory=self.memory, cpus=self.cpus),
         )
 
-    def build_tests(self) -> Tests | None:
-        """Build the evaluator that runs the tests; None without tests."""
+    def read_servers(self, workspace: Workspace) -> tuple[Server, ...]:
+        """Read the servers of a workspace, if the recipe uses them. Raises ConfigError."""
+        return read_servers(workspace.path) if self.servers else ()
+
+    def build_tests(self, servers: Sequence[Server] = ()) -> Tests | None:
+        """Build the evaluator that runs the tests, with ``servers``; None without tests."""
         if self.tests is None:
             return None
         command = None if self.tests == "auto" else self.tests
@@ -313,6 +321,8 @@ class Recipe:
             baseline=self.baseline,
             require="progress" if self.compares else "all",
             subdirectory=self.subdirectory,
+            servers=servers,
+            servers_use_host=self.network == "host",
         )
 
     @property
@@ -324,7 +334,8 @@ class Recipe:
 
     def pattern(self, workspace: Workspace) -> Pattern:
         """Build the pattern that runs the recipe."""
-        tests = self.build_tests()
+        servers = self.read_servers(workspace)
+        tests = self.build_tests(servers)
         judges: list[Evaluator] = [] if tests is None else [tests]
         if tests is not None and self.cross_tests:
             judges.append(CrossTests(tests))
@@ -333,7 +344,7 @@ class Recipe:
         options: Options = {
             "timeout": self.timeout,
             "max_parallel": self.max_parallel,
-            "runner": self._build_runner(),
+            "runner": self._build_runner(servers),
             "commit": self.commit,
             "keep": self.keep,
             "on_conflict": self.on_conflict,
@@ -349,16 +360,23 @@ class Recipe:
         }
         return self._build_pattern(workspace, judges or None, options)
 
-    def _build_runner(self) -> Runner:
-        own = {command: self._build_sandbox_runner(allowance) for command, allowance in self.own_allowances}
-        default = self._build_sandbox_runner(self.allowance)
+    def _build_runner(self, servers: Sequence[Server]) -> Runner:
+        own = {command: self._build_sandbox_runner(allowance, servers) for command, allowance in self.own_allowances}
+        default = self._build_sandbox_runner(self.allowance, servers)
         return _RunnerByCommand(default, own) if own else default
 
-    def _build_sandbox_runner(self, allowance: Allowance) -> SandboxRunner:
+    def _build_sandbox_runner(self, allowance: Allowance, servers: Sequence[Server]) -> SandboxRunner:
         confinement = allowance.apply_to(self.build_confinement())
         if self.held_out is not None:
             confinement = replace(confinement, hidden=(*confinement.hidden, self.held_out))
-        return SandboxRunner(confinement, allowance.paths, subdirectory=self.subdirectory)
+        return SandboxRunner(
+            confinement,
+            allowance.paths,
+            subdirectory=self.subdirectory,
+            servers=servers,
+            server_confinement=self.build_confinement(),
+            servers_use_host=self.network == "host",
+        )
 
     def _build_pattern(self, workspace: Workspace, evaluate: list[Evaluator] | None, options: Options) -> Pattern:
         candidates = self.build_candidates()

@@ -80,7 +80,7 @@ async def resume(
     return await recipe.pattern(workspace).run(origin, resume=record.id, observer=observer)
 
 
-def find_tests(fork: ForkRecord, command: str | None = None) -> Tests | None:
+def find_tests(workspace: Workspace, fork: ForkRecord, command: str | None = None) -> Tests | None:
     """Build the tests that judge a fork's attempts, with ``command`` instead of theirs if given; None without tests.
 
     Raises LedgerError for a fork that a program started if no command is given: its tests are not stored.
@@ -95,7 +95,7 @@ def find_tests(fork: ForkRecord, command: str | None = None) -> Tests | None:
             "do without tests (--no-test)",
             subject=fork.id,
         ) from error
-    return replace(recipe, tests=command or recipe.tests).build_tests()
+    return replace(recipe, tests=command or recipe.tests).build_tests(recipe.read_servers(workspace))
 
 
 def find_retest(workspace: Workspace, name: str) -> Tests | None:
@@ -112,7 +112,7 @@ def find_retest(workspace: Workspace, name: str) -> Tests | None:
         recipe = Recipe.from_json(fork.spec)
     except LedgerError:
         return None
-    return recipe.build_tests() if recipe.retest else None
+    return recipe.build_tests(recipe.read_servers(workspace)) if recipe.retest else None
 
 
 def _should_keep(fork: ForkRecord) -> bool:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from forkwise.errors import AbortError, BranchError, BranchNotFoundError, ForkwiseWarning, MountError, StateError
-from forkwise.files.store.branch_info import BASES, IGNORE, BranchInfo
+from forkwise.files.store.branch_info import BASES, IGNORE, BranchInfo, DataDirectories
 from forkwise.files.store.journal import sync_filesystem
 from forkwise.files.store.record import RolledBack
 from forkwise.files.store.scan import Scan, scan_layer
@@ -492,6 +492,21 @@ class Branch(Parent):
             raise
 
     @property
+    def data_directories(self) -> DataDirectories:
+        """The data directories of servers in the branch. Internal."""
+        return DataDirectories.load(self.home)
+
+    def set_data_directories(self, data: DataDirectories) -> None:
+        """Record which directories are data directories of servers. Internal."""
+        try:
+            is_untouched = self._untouched and os.stat(self.home).st_mtime_ns == self._untouched
+            data.save(self.home)
+            self._untouched = os.stat(self.home).st_mtime_ns if is_untouched else 0
+        except FileNotFoundError:
+            BranchInfo.load(self.home)  # raises BranchNotFoundError
+            raise
+
+    @property
     def lowers(self) -> list[str]:
         """Internal: the directories that a child shows below its own layer, nearest first."""
         return [self.target] if self.view_kind.whole else [self.target, *self.parent.lowers]
@@ -523,7 +538,10 @@ class Branch(Parent):
         from forkwise.text.diff import unified  # noqa: PLC0415 - loaded on use
 
         with self._lock(), Versions(self.target, self.parent.lowers, self.view_kind.mark_prefixes) as versions:
-            return unified(file_diffs(versions, self._scan_kept(ignore)))
+            scan = self._scan_kept(ignore)
+            data = [change for change in scan.delta() if change.files]
+            lines = (f"Database {change.path}: {change.files} files, {change.size} bytes\n" for change in data)
+            return "".join(lines) + unified(file_diffs(versions, scan))
 
     def _scan_kept(self, ignore: Ignore | None) -> Scan:
         """Scan the changed files that ``ignore``, or what was set, does not leave out. Called under the lock."""
@@ -535,6 +553,11 @@ class Branch(Parent):
 
     def _scan(self) -> Scan:
         """Compare the layer with the parent. Called under the lock."""
+        scan = self._scan_files()
+        scan.data, scan.parent = self.data_directories.whole, self.parent.target
+        return scan
+
+    def _scan_files(self) -> Scan:
         self.view_kind.flush(self.home)
         base = self.view_kind.base(self.home)
         rolled_back = RolledBack.load(self.parent.state_dir)

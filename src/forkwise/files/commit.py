@@ -15,8 +15,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from forkwise.errors import BranchError, BranchingError, BranchStaleError, CommitError, ConflictError, ForkwiseWarning
-from forkwise.files.store.branch_info import BranchInfo
-from forkwise.files.store.commit_plan import Plan, find_conflicts, plan_directory, plan_layer, unresolved
+from forkwise.files.store.branch_info import BranchInfo, is_serving
+from forkwise.files.store.commit_plan import (
+    Plan,
+    find_conflicts,
+    list_data_edits,
+    plan_directory,
+    plan_layer,
+    unresolved,
+)
 from forkwise.files.store.overlayfs import (
     LayerDirectories,
     drop_mark_files,
@@ -36,6 +43,7 @@ from forkwise.files.store.trash import deferred, discard, run_later
 from forkwise.files.versions import Versions, find_executables, find_ignored
 from forkwise.git.executable_config import check_executable_config
 from forkwise.git.repository_change import RepositoryMerge, find_repository_paths
+from forkwise.linux.directory_user import find_directory_user
 from forkwise.linux.process_id import boot_id
 from forkwise.linux.syscalls import filesystem_magic
 
@@ -149,6 +157,7 @@ def _try_commit(
         if not trust:
             check_trust(branch, info, scan)
         _check_mounts(branch, whole)
+        _check_databases(branch, scan)
         check_reserved(branch, [e.path for e in scan.entries] + [t.path for t in scan.touched if t.is_changed])
         resolution = _Resolution(branch, info, scan, on_conflict, rebased=rebased)
         resolution.leave(whole, ignored)
@@ -308,6 +317,27 @@ def _check_executables(branch: Branch, scan: Scan, *, allow: bool) -> dict[str, 
     return executors
 
 
+def _check_databases(branch: Branch, scan: Scan) -> None:
+    """Raise CommitError if the branch changed a data directory on which a server runs, in it or in the parent."""
+    changed = {data for path in scan.list_data_paths() if (data := scan.find_data(path)) is not None}
+    for data in sorted(changed):
+        user = find_directory_user(os.path.join(scan.parent, data))
+        if user is not None:
+            raise CommitError(
+                f"{branch.branch_path} was not committed, nothing was changed: {user} uses {data}, which the branch "
+                "changed. Stop it, and commit again",
+                branch=branch.name,
+                paths=[data],
+            )
+    if changed and is_serving(branch.home):
+        raise CommitError(
+            f"{branch.branch_path} was not committed, nothing was changed: servers still run in it, on "
+            f"{', '.join(sorted(changed))}. End the command that has started them, and commit again",
+            branch=branch.name,
+            paths=sorted(changed),
+        )
+
+
 def _check_mounts(branch: Branch, scan: Scan) -> None:
     """Raise CommitError if the branch changed paths at or below a mount point of the parent."""
     if scan.mounted and not branch._commits_into_layer:
@@ -344,6 +374,27 @@ def _roots_inside(workspace: str, *_environment: str | None) -> list[str]:
     return [f"{root.removeprefix(top)}/" for root in list_known_roots() if root.startswith(top)]
 
 
+def _check_mixture(branch: Branch, info: BranchInfo, scan: Scan, found: Sequence[Conflict]) -> None:
+    """Raise ConflictError if a data directory would become a mixture of the branch's files and the parent's.
+
+    A branch has only the files that it changed. If the parent changed others since the fork, no version of the
+    directory as the branch's server left it exists any more.
+    """
+    paths = scan.list_data_paths()
+    for conflict in found:
+        if conflict.path not in scan.data:
+            continue
+        theirs = set(list_data_edits(scan, conflict.path, info.forked_at_earliest))
+        if conflict.kind == "unmerged" or not theirs <= paths:
+            raise ConflictError(
+                f"{branch.branch_path} was not committed, nothing was changed: {conflict}. Its files cannot be taken "
+                "either, because the parent changed others of the same database beneath them: choose "
+                "on_conflict='theirs', which keeps the parent's database and commits the rest",
+                branch=branch.name,
+                conflicts=[conflict],
+            )
+
+
 class _Resolution:
     """The conflicts of a commit and how each is resolved: ``dropped`` paths keep the parent's version."""
 
@@ -364,9 +415,12 @@ class _Resolution:
             return
         if on_conflict == "ours":
             self.conflicts = found
+            _check_mixture(branch, info, scan, found)
         elif on_conflict == "theirs":
             self.conflicts = found
-            self.dropped |= {c.path for c in found}
+            clashing = {c.path for c in found}
+            self.dropped |= clashing
+            self.dropped |= {path for path in scan.list_data_paths() if scan.find_data(path) in clashing}
         else:
             self._merge(branch, info, found, entries, on_conflict)
 

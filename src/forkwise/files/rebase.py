@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
 from forkwise.files.old_versions import active_commits, chains_since, find_merge_base, mode_at_fork
-from forkwise.files.store.branch_info import BASES, IGNORE, BranchInfo, read_clock
+from forkwise.files.store.branch_info import BASES, DATA, IGNORE, BranchInfo, read_clock
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
 from forkwise.files.store.journal import Meta, directory_facts, set_metas, sync_filesystem
@@ -50,7 +50,7 @@ def merge_conflicts(
     left = []
     for conflict in conflicts:
         entry = entries.get(conflict.path)
-        outcome = _merge(entry, versions, branch, info) if entry else "it is a directory's metadata"
+        outcome = _merge(entry, versions, branch, info) if entry else "directories are not merged"
         if isinstance(outcome, bytes):
             merged[conflict.path] = outcome
         else:
@@ -349,8 +349,9 @@ def _rebase_tree(
         for mark in ("frozen", "confined"):
             if os.path.exists(f"{branch.home}/{mark}"):
                 os.close(os.open(f"{home}/{mark}", os.O_CREAT | os.O_CLOEXEC, 0o600))
-        if os.path.exists(f"{branch.home}/{IGNORE}"):
-            shutil.copyfile(f"{branch.home}/{IGNORE}", f"{home}/{IGNORE}")
+        for name in (IGNORE, DATA):
+            if os.path.exists(f"{branch.home}/{name}"):
+                shutil.copyfile(f"{branch.home}/{name}", f"{home}/{name}")
         if info.kept:  # the tree that it replaces was synced
             sync_filesystem(home)
         root = open_root(parent.state_dir.path)

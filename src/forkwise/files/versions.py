@@ -103,8 +103,13 @@ class Versions:
 
 
 def file_diffs(versions: Versions, scan: Scan) -> Iterator[FileDiff]:
-    """Yield both versions of each changed file and symlink, sorted by path, reading one file at a time."""
+    """Yield both versions of each changed file and symlink, sorted by path, reading one file at a time.
+
+    Files in data directories of servers are left out.
+    """
     for entry in sorted(scan.entries, key=lambda e: e.path):
+        if scan.data and scan.find_data(entry.path) is not None:
+            continue
         old = _read_version(entry.old, entry, versions.old)
         new = _read_version(entry.new, entry, versions.new)
         if old or new:
@@ -157,12 +162,14 @@ def read_changes(branch: Branch, *, listed: int, files: int, size: int, file_siz
     """
     with branch._lock():
         scan = branch._scan_kept(None)
+        data = [change for change in scan.delta() if change.files] if scan.data else []
+        scan = replace(scan.without(scan.list_data_paths()), data=())
         record_scanned_bases(branch, scan)
-        total = sum(1 for entry in scan.entries if not _is_directory(entry))
+        total = sum(1 for entry in scan.entries if not _is_directory(entry)) + len(data)
         touched = [directory for directory in scan.touched if directory.is_changed]
         entries = nsmallest(listed, scan.entries, key=lambda e: (e.old is None, e.path.count("/"), e.path))
         first = replace(scan, entries=entries, touched=touched[: listed - len(entries)])
-        delta = first.delta(find_executables(branch, first, thorough=False), read_repositories(branch, scan))
+        delta = first.delta(find_executables(branch, first, thorough=False), read_repositories(branch, scan)).add(data)
         bounds = _Bounds(files, size, file_size)
         found = []
         with Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes) as versions:
@@ -209,6 +216,7 @@ def count_changed_lines(branch: Branch, max_files: int) -> tuple[list[ChangedLin
         branch._recover()
         versions = stack.enter_context(Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes))
         scan = drop_repositories(branch, branch._scan())
+        scan = scan.without(scan.list_data_paths())
         found = sorted((e for e in scan.entries if _is_file(e.old) or _is_file(e.new)), key=lambda e: e.path)
         return [_count_lines(entry, versions) for entry in found[:max_files]], len(found)
 
@@ -278,8 +286,9 @@ def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
     Of a directory that was added or deleted as a whole, git is asked for the directory first. A new directory that
     holds nothing else counts as ignored, too.
     """
+    dropped = _find_dropped(branch, scan)
     if not ignore or not scan.entries:
-        return set()
+        return dropped
     from forkwise.git.ignore_rules import remember_answers, select_ignored  # noqa: PLC0415 - loaded on use
 
     ignored: set[str] = set()
@@ -305,7 +314,17 @@ def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
     for entry in scan.entries:  # where a file replaces a directory, nothing in that can stay
         if entry.unit and entry.new and not _is_directory(entry) and entry.old and stat.S_ISDIR(entry.old.st_mode):
             ignored = {path for path in ignored if not path.startswith(f"{entry.path}/")}
-    return ignored | ignored_touched
+    return ((ignored | ignored_touched) - scan.list_data_paths()) | dropped
+
+
+def _find_dropped(branch: Branch, scan: Scan) -> set[str]:
+    """Return the changed paths in data directories whose changes are not part of the branch's result."""
+    directories = branch.data_directories.dropped
+    if not directories:
+        return set()
+    above = tuple(f"{directory}/" for directory in directories)
+    paths = {e.path for e in scan.entries} | {t.path for t in scan.touched}
+    return {path for path in paths if path in directories or path.startswith(above)}
 
 
 def list_ignored_tops(branch: Branch, scan: Scan, ignore: Ignore | None) -> list[str]:

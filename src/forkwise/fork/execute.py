@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.errors import BranchError, BranchingError, BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch, Parent
+from forkwise.files.store.branch_info import DataDirectories
 from forkwise.fork.agent_paths import take_logins
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file
 from forkwise.fork.candidate import Judgement, OutputReader, describe_error, judge, read_score, to_json_data
@@ -22,10 +23,11 @@ from forkwise.fork.fault import Fault, find_fault, is_disk_full
 from forkwise.fork.runner import Job
 from forkwise.git.ignore_rules import remember_answers
 from forkwise.git.repository_change import summarize_repositories
-from forkwise.ledger.logs import AttemptLog, compress_log
+from forkwise.ledger.logs import AttemptLog, ServerLogs, compress_log
 from forkwise.ledger.stored_changes import save_changes
 from forkwise.ledger.stored_outcomes import save_outcomes
 from forkwise.sandbox.jail_plan import explain_private_temporary
+from forkwise.servers.server_file import find_data_directories
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
@@ -164,8 +166,13 @@ async def _open_branch(attempt: Attempt, name: str) -> None:
 
 def _open_ignoring(make: Callable[[Parent, str], Branch], parent: Parent, name: str, ignore: Ignore | None) -> Branch:
     branch = make(parent, name)
-    if ignore is not None and not branch.view_kind.native:
+    if branch.view_kind.native:
+        return branch
+    if ignore is not None:
         branch.set_ignore(ignore)
+    data = find_data_directories(branch.workspace.path)
+    if data != DataDirectories():
+        branch.set_data_directories(data)
     return branch
 
 
@@ -189,11 +196,19 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
     settings, facts = attempt.fork.settings, attempt.facts
     candidate, branch = attempt.candidate, attempt.own_branch
     attempt.reader = None if candidate.read_output is None else candidate.read_output(branch.workspace.path)
-    job = Job(branch, candidate.function, candidate.argv, settings.timeout, on_output=_share(output, attempt.reader))
+    logs = ServerLogs(attempt.fork.ledger.directory, attempt.id)
+    job = Job(
+        branch,
+        candidate.function,
+        candidate.argv,
+        settings.timeout,
+        on_output=_share(output, attempt.reader),
+        on_server_output=logs.write,
+    )
     if candidate.argv is not None:
         job = await run_in_thread(_add_environment, job, attempt)
     try:
-        with _report_progress(attempt, output), attempt.fork.time_budget.spend():
+        with logs, _report_progress(attempt, output), attempt.fork.time_budget.spend():
             end = await settings.runner.run(job)
     finally:
         with suppress(FileNotFoundError):
@@ -285,7 +300,7 @@ def _add_environment(job: Job, attempt: Attempt) -> Job:
         "FORKWISE_FEEDBACK": feedback,
         "FORKWISE_SCORE": f"{exchange_directory}/score",
     }
-    return Job(job.branch, None, job.argv, job.timeout, environment, (exchange_directory,), job.on_output)
+    return replace(job, environment=environment, writable=(exchange_directory,))
 
 
 async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:

@@ -9,12 +9,21 @@ import errno
 import os
 from typing import Literal
 
-from forkwise.errors import BranchError, ForkError, LedgerError, MountError, NamespaceError, ProcessBranchError
+from forkwise.errors import (
+    BranchError,
+    ForkError,
+    LedgerError,
+    MountError,
+    NamespaceError,
+    ProcessBranchError,
+    ServerError,
+)
 
 __all__ = ["Fault", "find_fault", "is_disk_full"]
 
-#: What failed: the sandbox, the view of the branch, the disk, the model's provider, the ledger, or another resource.
-Fault = Literal["sandbox", "view", "disk", "provider", "ledger", "system"]
+#: What failed: the sandbox, the view of the branch, a server in the branch, the disk, the model's provider, the ledger,
+#: or another resource.
+Fault = Literal["sandbox", "view", "server", "disk", "provider", "ledger", "system"]
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EUCLEAN)
 _SYSTEM = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EUSERS, errno.ENOBUFS)
@@ -50,6 +59,8 @@ def find_fault(error: BaseException | None) -> Fault | None:
             return "sandbox"
         case MountError():
             return "view"
+        case ServerError():
+            return "server"
         case LedgerError():
             return "ledger"
         case BranchError():

@@ -18,16 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forkwise.concurrency import CallResult, finish_then_cancel, run_in_thread, try_call
-from forkwise.errors import ProcessBranchError
+from forkwise.errors import ProcessBranchError, ServerError
 from forkwise.fork.agent_paths import AgentPaths, take_logins
 from forkwise.fork.fault import Fault, find_fault
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.run import arun_in_branch
+from forkwise.servers.server_group import ServerOutput, serve
 from forkwise.text.redaction import add_secrets
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.sandbox.context import BranchContext
+    from forkwise.sandbox.process import Finished
+    from forkwise.servers.server_file import Server
 
 __all__ = [
     "Ending",
@@ -54,7 +57,7 @@ class Job:
     """A function or a command (``argv``), and the branch in which to run it. ``timeout`` limits its wall-clock time.
 
     ``environment`` is added to a command's environment, ``writable`` to the paths it may write. ``on_output`` is called
-    with ``"stdout"`` or ``"stderr"`` and each piece of its output.
+    with ``"stdout"`` or ``"stderr"`` and each piece of its output, ``on_server_output`` with that of its servers.
     """
 
     branch: Branch
@@ -64,6 +67,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     writable: tuple[str, ...] = ()
     on_output: Callable[[str, bytes], None] | None = None
+    on_server_output: ServerOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,9 @@ class SandboxRunner(Runner):
 
     ``agent_paths`` says what is taken from the ``branched`` paths of the confinement: refreshed logins when a command
     is over, and sessions of the winner. Commands start in ``subdirectory`` of their branch.
+
+    ``servers`` run in the branch of each command while it runs, confined by ``server_confinement``, in a network that
+    they share with the command; with ``servers_use_host`` that is the host's.
     """
 
     def __init__(
@@ -142,9 +149,15 @@ class SandboxRunner(Runner):
         agent_paths: AgentPaths | None = None,
         *,
         subdirectory: str = "",
+        servers: Sequence[Server] = (),
+        server_confinement: str | Confinement = "standard",
+        servers_use_host: bool = False,
     ) -> None:
         self._agent_paths = agent_paths
         self._subdirectory = subdirectory
+        self._servers = tuple(servers)
+        self._servers_use_host = servers_use_host
+        self._server_confinement = Confinement.preset(server_confinement)
         base = Confinement.preset(confinement)
         state = {"FORKWISE_STATE": _SANDBOX_STATE} if base.read_only else {}
         self.confinement = replace(base, given={**state, **base.given})
@@ -166,16 +179,28 @@ class SandboxRunner(Runner):
         paths = list(confinement.branched_paths())
         if self._agent_paths is not None and paths:
             await finish_then_cancel(run_in_thread(self._agent_paths.prepare, job.branch, paths))
+        done: Finished | None = None
         try:
-            done = await arun_in_branch(
+            async with serve(
+                self._servers,
                 job.branch,
-                job.argv,
-                confinement=confinement,
-                timeout=job.timeout,
-                cwd=self._subdirectory or None,
-                capture=False,
-                on_output=job.on_output or _discard_output,
-            )
+                confinement=self._server_confinement,
+                uses_host_network=self._servers_use_host,
+                on_output=job.on_server_output,
+            ) as group:
+                done = await arun_in_branch(
+                    job.branch,
+                    job.argv,
+                    confinement=confinement,
+                    timeout=job.timeout,
+                    cwd=self._subdirectory or None,
+                    capture=False,
+                    on_output=job.on_output or _discard_output,
+                    space=group.space,
+                )
+        except ServerError as error:
+            wall = time.monotonic() - started
+            return RunEnd("raised", error=error, wall=wall, fault="server", has_started=done is not None)
         except (ProcessBranchError, OSError) as error:
             return _end_with_error(error, time.monotonic() - started)
         finally:

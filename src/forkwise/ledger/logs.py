@@ -4,6 +4,9 @@
 ``<attempt>.streams`` beside it has a line with the offset and the stream's name for each change of stream, written
 before the bytes that follow it. A log without that file is all stdout. When its attempt is over, a large log is
 replaced by ``<attempt>.log.gz``.
+
+The logs of the servers in its branch have the same form, in ``<attempt>.servers/<server>.log``; they are addressed as
+``<attempt>@<server>``. The servers of its tests are called ``<server>.tests``.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from typing import BinaryIO
 from forkwise.errors import LedgerError
 from forkwise.text.redaction import Redactor, StreamRedactor, process_redactor
 
-__all__ = ["AttemptLog", "compress_log", "follow_log", "read_log", "remove_log"]
+__all__ = ["AttemptLog", "ServerLogs", "compress_log", "follow_log", "list_server_logs", "read_log", "remove_log"]
 
 _CAP = 32 << 20
+_SERVER_CAP = 8 << 20
+_SERVERS = ".servers"
 _LARGE = 256 << 10  # bytes above which a log is compressed
 _MAX_READ = 2 * _CAP  # bytes of a log after decompression; more than can be written
 _TAIL_SIZE = 64 << 10  # bytes of the end that are always kept
@@ -165,6 +170,50 @@ class AttemptLog:
         self._space_left -= len(piece)
 
 
+class ServerLogs:
+    """The logs of the servers of one attempt, each opened when its server first prints something.
+
+    ``suffix`` is ``.tests`` for the servers of the attempt's tests.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], attempt: str, suffix: str = "") -> None:
+        self._directory = directory
+        self._attempt = attempt
+        self._suffix = suffix
+        self._logs: dict[str, AttemptLog] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> ServerLogs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            for server, log in self._logs.items():
+                log.close()
+                compress_log(self._directory, self._name(server))
+            self._logs.clear()
+
+    def write(self, server: str, stream: str, piece: bytes) -> None:
+        """Add a piece of a server's output."""
+        with self._lock:
+            if server not in self._logs:
+                self._logs[server] = AttemptLog(self._directory, self._name(server), cap=_SERVER_CAP)
+            log = self._logs[server]
+        log.write(stream, piece)
+
+    def _name(self, server: str) -> str:
+        return f"{self._attempt}@{server}{self._suffix}"
+
+
+def list_server_logs(directory: str | os.PathLike[str], attempt: str) -> list[str]:
+    """List the names of the servers of an attempt that printed something, with those of its tests."""
+    try:
+        names = os.listdir(_log_paths(directory, f"{attempt}@any")[0].parent)
+    except FileNotFoundError:
+        return []
+    return sorted({name.removesuffix(".gz").removesuffix(".log") for name in names if ".log" in name})
+
+
 class _Tail:
     """The last bytes that arrived, as runs of one stream each."""
 
@@ -242,10 +291,12 @@ def read_log(
 
 
 def remove_log(directory: str | os.PathLike[str], attempt: str) -> None:
-    """Delete the log of an attempt."""
+    """Delete the log of an attempt, and those of its servers."""
     log, streams = _log_paths(directory, attempt)
     for path in (log, streams, _compressed_path(log)):
         path.unlink(missing_ok=True)
+    if "@" not in attempt and (servers := log.with_suffix(_SERVERS)).is_dir():
+        shutil.rmtree(servers)
 
 
 def compress_log(directory: str | os.PathLike[str], attempt: str) -> None:
@@ -295,10 +346,11 @@ def _runs(streams: Path, end: int) -> Iterator[tuple[int, int, str]]:
 
 
 def _log_paths(directory: str | os.PathLike[str], attempt: str) -> tuple[Path, Path]:
-    if not re.fullmatch(r"[a-z0-9]+\.[0-9]+", attempt):
+    if not re.fullmatch(r"[a-z0-9]+\.[0-9]+(?:@[a-z][a-z0-9_-]*(?:\.tests)?)?", attempt):
         raise LedgerError(f"{attempt!r} is not the id of an attempt, such as k3f9ab.2", subject=attempt)
-    beginning = Path(directory, "output", attempt)
-    return beginning.with_name(f"{attempt}.log"), beginning.with_name(f"{attempt}.streams")
+    name, _, server = attempt.partition("@")
+    folder = Path(directory, "output", f"{name}{_SERVERS}") if server else Path(directory, "output")
+    return folder / f"{server or name}.log", folder / f"{server or name}.streams"
 
 
 def _format_note(cap: int) -> bytes:

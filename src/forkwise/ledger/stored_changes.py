@@ -145,7 +145,7 @@ def _encode(found: ChangedFiles) -> bytes:
 
     document = {
         "format": _FORMAT,
-        "changes": [[c.path, c.kind, c.type, c.size, c.mode, c.executor] for c in found.delta],
+        "changes": [[c.path, c.kind, c.type, c.size, c.mode, c.executor, c.files] for c in found.delta],
         "files": [[file.path, pack(file.old), pack(file.new)] for file in found.files],
         "repository": [asdict(change) for change in found.delta.repository],
         "unlisted": found.unlisted,
@@ -168,12 +168,12 @@ def _decode(content: bytes) -> StoredChanges:
     return StoredChanges(Delta(changes, repository), files, unlisted, document["is_redacted"] is True)
 
 
-def _load_change(path: Any, kind: Any, type_: Any, size: Any, mode: Any, executor: Any) -> Change:
-    if kind not in _KINDS or type_ not in _TYPES or not (type(size) is type(mode) is int):
+def _load_change(path: Any, kind: Any, type_: Any, size: Any, mode: Any, executor: Any, files: Any = 0) -> Change:
+    if kind not in _KINDS or type_ not in _TYPES or not (type(size) is type(mode) is type(files) is int):
         raise ValueError("a change in it is none")
     if not (isinstance(path, str) and isinstance(executor, str)):
         raise ValueError("a path in it is none")
-    return Change(path, kind, type_, size, mode, executor)
+    return Change(path, kind, type_, size, mode, executor, files)
 
 
 def _load_repository(references: Any, **fields: Any) -> RepositoryChange:

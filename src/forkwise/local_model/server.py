@@ -22,7 +22,7 @@ from typing import IO
 from forkwise.errors import LocalModelError
 from forkwise.local_model.weights import weights
 
-__all__ = ["CONTEXT", "MODEL", "Server", "acquire", "release"]
+__all__ = ["CONTEXT", "MODEL", "ModelServer", "acquire", "release"]
 
 MODEL = "SmolLM2-135M-Instruct"
 CONTEXT = 4096
@@ -34,7 +34,7 @@ _SCRIPT = Path(__file__).with_name("serve.py")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Server:
+class ModelServer:
     """A server process; it may have ended."""
 
     process: subprocess.Popen[bytes]
@@ -55,10 +55,10 @@ class Server:
 # Reentrant, because the garbage collector may call ``release`` in a thread that holds the lock.
 _lock = threading.RLock()
 _users: set[Hashable] = set()
-_server: Server | None = None
+_server: ModelServer | None = None
 
 
-def acquire(user: Hashable) -> Server:
+def acquire(user: Hashable) -> ModelServer:
     """Return the server for a user that will ``release`` it. Start it if it does not run."""
     global _server
     with _lock:
@@ -95,7 +95,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _start() -> Server:
+def _start() -> ModelServer:
     key = secrets.token_urlsafe()
     settings = {
         "parent": os.getpid(),
@@ -125,7 +125,7 @@ def _start() -> Server:
                 reason=_last_line(log),
                 remedy="to check its weights, run: forkwise model fetch",
             )
-    return Server(process, address, key)
+    return ModelServer(process, address, key)
 
 
 def _wait_for_address(process: subprocess.Popen[bytes], settings: bytes) -> str:

@@ -217,18 +217,20 @@ def _start_sandbox(
         fds.close(status_writer_fd, start_fd)
 
 
-def shell_in_branch(branch: Branch, argv: Sequence[str] = (), **options: Any) -> int:
+def shell_in_branch(
+    branch: Branch, argv: Sequence[str] = (), *, client: ForkserverClient | None = None, **options: Any
+) -> int:
     """Run the user's shell, or a command, in a branch on this process's own terminal. Return its exit code.
 
     It is not confined (``open``) by default: a person's shell needs their files and their history. Signals from the
-    keyboard go to it alone while it runs.
+    keyboard go to it alone while it runs. ``client`` is a forkserver in this process's session, if there is one.
     """
     command = list(argv) or [os.environ.get("SHELL") or "/bin/sh"]
     keys = (signal.SIGINT, signal.SIGQUIT) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, _ignore_signal) for number in keys}
-    client = ForkserverClient(own_session=False)
+    own = ForkserverClient(own_session=False) if client is None else None
     try:
-        process = spawn(branch, command, (0, 1, 2), client=client, **{"confinement": "open", **options})
+        process = spawn(branch, command, (0, 1, 2), client=own or client, **{"confinement": "open", **options})
         try:
             process.wait()
             done = process.collect(command, None, None)
@@ -236,7 +238,8 @@ def shell_in_branch(branch: Branch, argv: Sequence[str] = (), **options: Any) ->
         finally:
             process.close()
     finally:
-        client.close()
+        if own is not None:
+            own.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -271,7 +271,7 @@ class ForkModel:
         from forkwise.explore.resume import find_tests
 
         try:
-            return find_tests(self._ledger.fork(self._require_fork()))
+            return find_tests(self.workspace, self._ledger.fork(self._require_fork()))
         except LedgerError:
             return None
 

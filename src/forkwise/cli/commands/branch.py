@@ -83,6 +83,10 @@ def create(name: str, parent: str | None, view: str | None, frozen: bool, direct
     workspace = Workspace(directory, view=view, frozen=frozen)
     created = (workspace.open(parent) if parent else workspace).branch(name)
     try:
+        if not created.view_kind.native:
+            from forkwise.servers.server_file import find_data_directories
+
+            created.set_data_directories(find_data_directories(workspace.path))
         created.keep()
         path = None if is_private(created) else str(created.path)
     except BaseException:
@@ -176,7 +180,15 @@ def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
         )
         return
     if delta:
-        rows = [(MARKS[c.kind], c.path, c.type, "" if c.kind == "deleted" else size_text(c.size)) for c in delta]
+        rows = [
+            (
+                MARKS[c.kind],
+                c.path,
+                f"database, {c.files} files" if c.files else c.type,
+                "" if c.kind == "deleted" else size_text(c.size),
+            )
+            for c in delta
+        ]
         output.table(("", "path", "type", "size"), rows, Fit(wrapped=("path",), optional=("type",)))
         output.executable_config(delta.executable_config)
     output.repository(delta.repository)
@@ -280,22 +292,28 @@ def rebase(name: str, directory: Path, output: Output) -> int:
     return Exit.CONFLICT if result.conflicts else Exit.OK
 
 
+_servers_option = click.option(
+    "--servers", is_flag=True, help="Start the servers of .forkwise/servers.toml in the branch first."
+)
+
+
 @branch.command(
     "shell",
     example=("forkwise branch shell try-1", "forkwise branch shell try-1 -- make test"),
 )
 @click.argument("name")
 @click.argument("command", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED)
+@_servers_option
 @workspace_option
 @json_option
-def shell(name: str, command: tuple[str, ...], directory: Path, output: Output) -> int:
+def shell(name: str, command: tuple[str, ...], servers: bool, directory: Path, output: Output) -> int:
     """Start a shell or a command in a branch, without a sandbox.
 
     The branch is mounted at the workspace's own path, and $FORKWISE_BRANCH holds its name. The exit code is the
     command's own. The branch stays: commit or abort it afterwards. With --json, a document follows the command's
     output.
     """
-    return _run_inside(name, command, directory, output, confinement="open")
+    return _run_inside(name, command, directory, output, servers=servers, confinement="open")
 
 
 @branch.command(
@@ -327,6 +345,7 @@ def shell(name: str, command: tuple[str, ...], directory: Path, output: Output) 
 @click.option("--memory", type=Size(), metavar="SIZE", show_default="no limit", help="Memory limit, such as 2G.")
 @click.option("--cpus", type=Processors(), metavar="N", show_default="no limit", help="Processors, such as 1.5.")
 @click.option("--processes", type=int, metavar="N", show_default="no limit", help="Limit on the number of processes.")
+@_servers_option
 @workspace_option
 @json_option
 def run(
@@ -341,6 +360,7 @@ def run(
     memory: int | None,
     cpus: float | None,
     processes: int | None,
+    servers: bool,
     directory: Path,
     output: Output,
 ) -> int:
@@ -364,15 +384,49 @@ def run(
     )
     if network:
         confined = replace(confined, network=network)
-    return _run_inside(name, command, directory, output, confinement=confined, timeout=timeout)
+    return _run_inside(name, command, directory, output, servers=servers, confinement=confined, timeout=timeout)
 
 
-def _run_inside(name: str, command: tuple[str, ...], directory: Path, output: Output, **options: Any) -> int:
+def _run_inside(
+    name: str, command: tuple[str, ...], directory: Path, output: Output, *, servers: bool, **options: Any
+) -> int:
     from forkwise.files.workspace import Workspace
 
-    found = Workspace(directory).open(name)
-    status = found.shell(command, **options)
+    if servers:
+        found = _open(directory, name)  # in a namespace where the branch can be mounted for several sandboxes
+        status = _run_with_servers(found, command, options)
+    else:
+        found = Workspace(directory).open(name)
+        status = found.shell(command, **options)
     code = 128 - status if status < 0 else status
     if output.as_json:
         output.document({"branch_path": found.branch_path, "command": list(command), "status": code})
     return code
+
+
+def _run_with_servers(found: Branch, command: tuple[str, ...], options: dict[str, Any]) -> int:
+    """Run a command in a branch while the servers of its workspace run there; return its exit code."""
+    from contextlib import ExitStack
+
+    from forkwise.sandbox.confinement import Confinement
+    from forkwise.sandbox.launcher import ForkserverClient
+    from forkwise.servers.server_file import read_servers
+    from forkwise.servers.server_group import BranchNetwork, ServerGroup
+
+    servers = read_servers(found.workspace.path)
+    if not servers:
+        raise click.UsageError(f"--servers: {found.workspace.path} has no file .forkwise/servers.toml that names any")
+    wanted = Confinement.preset(options["confinement"])
+    with ExitStack() as stack:
+        client = ForkserverClient(own_session=False)
+        stack.callback(client.close)
+        network = BranchNetwork(wanted.network, client=client)
+        stack.callback(network.close)
+        confinement = "standard" if wanted.name == "open" else wanted
+        group = ServerGroup(servers, found, confinement=confinement, space=network.space)
+        stack.callback(group.kill)
+        group.start()
+        status = found.shell(command, client=client, space=network.space, **options)
+        group.check()
+        group.stop()
+        return status

@@ -177,7 +177,7 @@ def combine(
         combine_attempts(
             workspace,
             names,
-            tests=None if no_test else find_tests(fork, command),
+            tests=None if no_test else find_tests(workspace, fork, command),
             prefer=by_path,
             favour=[word for word in prefer if "=" not in word],
             on_conflict=on_conflict,

@@ -142,9 +142,10 @@ def remedy(fork: ForkRecord, directory: Path) -> str:
 @click.argument("name", metavar="FORK|ATTEMPT")
 @click.option("--output", "printed", is_flag=True, help="Print only the complete output of the attempt.")
 @click.option("--stderr", is_flag=True, help="Print only what the attempt wrote to stderr.")
+@click.option("--server", metavar="NAME", help="Print what a server of the attempt printed; NAME.tests: for its tests.")
 @workspace_option
 @json_option
-def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output) -> None:
+def show(name: str, printed: bool, stderr: bool, server: str | None, directory: Path, output: Output) -> None:
     """Show the details of a fork, or of one attempt (k3f9ab.2).
 
     For an attempt, these are its failing tests, its changes, its summary if later attempts got one, and the end of its
@@ -155,11 +156,13 @@ def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output
     with ledger:
         if "." in name:
             attempt = ledger.attempt(name)
-            if (printed or stderr) and not output.as_json:
+            if server is not None:
+                _print_server_log(ledger, attempt, server, output)
+            elif (printed or stderr) and not output.as_json:
                 print_output(_output_of(ledger, attempt, stderr), output)
             else:
                 _show_attempt(ledger, workspace, attempt, output, whole=printed or stderr, stderr=stderr)
-        elif printed or stderr:
+        elif printed or stderr or server is not None:
             raise click.UsageError(f"only an attempt has output: name one, such as {ledger.fork(name).id}.1")
         else:
             show_fork(ledger, ledger.fork(name), directory, output)
@@ -405,6 +408,20 @@ def _output_of(ledger: Ledger, attempt: AttemptRecord, stderr: bool) -> bytes:
     from forkwise.ledger.logs import read_log
 
     return read_log(ledger.directory, attempt.id, stream="stderr" if stderr else None)
+
+
+def _print_server_log(ledger: Ledger, attempt: AttemptRecord, server: str, output: Output) -> None:
+    from forkwise.ledger.logs import list_server_logs, read_log
+
+    known = list_server_logs(ledger.directory, attempt.id)
+    if server not in known:
+        there_are = f"there are {', '.join(known)}" if known else "its servers printed nothing, or it had none"
+        raise click.UsageError(f"{attempt.id} has no output of a server {server!r}; {there_are}")
+    content = read_log(ledger.directory, f"{attempt.id}@{server}")
+    if output.as_json:
+        output.document({"attempt": attempt.id, "server": server, "output": content.decode(errors="replace")})
+    else:
+        print_output(content, output)
 
 
 def print_output(content: bytes, output: Output) -> None:

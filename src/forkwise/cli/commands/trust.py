@@ -57,10 +57,10 @@ class _Review:
 def trust(target: Path | None, sha256: str | None, revoke: bool, directory: Path, output: Output) -> int:
     """Review and accept the configuration files of a workspace.
 
-    .forkwise/agents.toml and .forkwise/config.toml come with a workspace, and attempts can change them. Until you
-    accept such a file, only what it restricts has an effect. The command shows what each file allows, and asks. A file
-    that changes has to be accepted again. PATH is a workspace, or one of the files; it defaults to the current
-    directory. With --json the files are listed and nothing is asked.
+    The files agents.toml, config.toml and servers.toml in .forkwise come with a workspace, and attempts can change
+    them. Until you accept such a file, only what it restricts has an effect. The command shows what each file allows,
+    and asks. A file that changes has to be accepted again. PATH is a workspace, or one of the files; it defaults to the
+    current directory. With --json the files are listed and nothing is asked.
     """
     from forkwise.config.trust import Acceptances
 
@@ -151,7 +151,7 @@ def _find_workspace(target: Path) -> tuple[Path, Path | None]:
 
 def _list_reviews(workspace: Path) -> list[_Review]:
     """Return the configuration files that apply to a workspace and are part of it."""
-    return list(_review_agents(workspace)) + list(_review_settings(workspace))
+    return [*_review_agents(workspace), *_review_servers(workspace), *_review_settings(workspace)]
 
 
 def _review_agents(workspace: Path) -> Iterator[_Review]:
@@ -161,6 +161,15 @@ def _review_agents(workspace: Path) -> Iterator[_Review]:
     for file in (read_user_config(AGENTS, workspace), read_workspace_config(workspace, AGENTS)):
         if file is not None and file.is_part_of_workspace:
             yield _Review(file.path, file, list_widened(file, workspace))
+
+
+def _review_servers(workspace: Path) -> Iterator[_Review]:
+    from forkwise.config.config_file import SERVERS, read_workspace_config
+    from forkwise.servers.server_file import list_widened_servers
+
+    file = read_workspace_config(workspace, SERVERS)
+    if file is not None:
+        yield _Review(file.path, file, list_widened_servers(file, workspace))
 
 
 def _review_settings(workspace: Path) -> Iterator[_Review]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 
-from forkwise.errors import BranchNotFoundError
+from forkwise.errors import BranchNotFoundError, StateError
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.document import (
     check_integer,
@@ -25,17 +26,77 @@ from forkwise.files.store.journal import sync_directories
 from forkwise.linux.process_id import ProcessId, boot_id
 from forkwise.linux.root_identity import RootIdentity
 
-__all__ = ["BASES", "IGNORE", "BranchInfo", "read_clock"]
+__all__ = ["BASES", "DATA", "IGNORE", "BranchInfo", "DataDirectories", "hold_serving", "is_serving", "read_clock"]
 
 #: The directory in a branch's home with the parent's versions of changed files, as they were at the fork.
 BASES = "bases"
 IGNORE = "ignore"
+DATA = "data"
+_SERVING = "serving"
 
 _CLOCK_NOISE = 100_000_000  # two clocks are not read at the same instant
 _FORMAT = 1
 _FILE = "branch.json"
 _MAX_BLANK = 1 << 16  # bytes; zeros replace the content, whose length is kept
 _VIEW = re.compile(r"[a-z]{1,32}\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class DataDirectories:
+    """The data directories of servers in a branch, relative to its root.
+
+    Those in ``whole`` are committed as a whole or not at all, also if they are ignored. Changes in those in ``dropped``
+    are not part of the branch's result.
+    """
+
+    whole: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, home: str) -> DataDirectories:
+        """Load those of the branch in ``home``. Raises StateError if the record is damaged."""
+        try:
+            with open(f"{home}/{DATA}") as file:
+                found = json.load(file)
+            lists = [found[name] for name in ("whole", "dropped")]
+            if not all(isinstance(path, str) and path for paths in lists for path in paths):
+                raise TypeError("its lists are not lists of paths")
+        except FileNotFoundError:
+            return cls()
+        except (ValueError, TypeError, KeyError) as error:
+            raise StateError(f"{home}/{DATA}", str(error)) from error
+        return cls(tuple(lists[0]), tuple(lists[1]))
+
+    def save(self, home: str) -> None:
+        """Record them with the branch in ``home``."""
+        with open(f"{home}/{DATA}", "w") as file:
+            json.dump({"whole": self.whole, "dropped": self.dropped}, file)
+
+
+def hold_serving(home: str) -> int:
+    """Mark the branch in ``home`` as one in which servers run, until the returned descriptor is closed."""
+    fd = os.open(f"{home}/{_SERVING}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def is_serving(home: str) -> bool:
+    """Return whether servers run in the branch in ``home``."""
+    try:
+        fd = os.open(f"{home}/{_SERVING}", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 @dataclass(slots=True)

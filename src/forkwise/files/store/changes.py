@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -35,7 +35,8 @@ class Change:
     """One path that a branch added, changed or deleted, with its new ``size`` and ``mode`` (if deleted, the old).
 
     ``executor`` is what on the user's machine will run it or be told by it to run something, such as ``git (hook
-    pre-commit)``; empty for ordinary files.
+    pre-commit)``; empty for ordinary files. ``files`` is the number of changed files in a server's data directory,
+    which is one change.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Change:
     size: int
     mode: int
     executor: str = ""
+    files: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,10 @@ class Delta:
     def executable_config(self) -> tuple[tuple[str, str], ...]:
         """Paths that change what the user's machine will run, each with its ``executor``."""
         return tuple((c.path, c.executor) for c in self.changes if c.executor)
+
+    def add(self, changes: Iterable[Change]) -> Delta:
+        """Return a delta with further changes."""
+        return replace(self, changes=tuple(sorted((*self.changes, *changes), key=lambda c: c.path)))
 
     def _of(self, kind: ChangeKind) -> tuple[str, ...]:
         return tuple(c.path for c in self.changes if c.kind == kind)

@@ -22,7 +22,7 @@ from forkwise.linux.trees import join, open_directory, open_root, proc_path
 if TYPE_CHECKING:
     from forkwise.files.store.branch_info import BranchInfo
 
-__all__ = ["Plan", "find_conflicts", "plan_directory", "plan_layer", "unresolved"]
+__all__ = ["Plan", "find_conflicts", "list_data_edits", "plan_directory", "plan_layer", "unresolved"]
 
 
 @dataclass(slots=True)
@@ -65,14 +65,46 @@ def find_conflicts(scan: Scan, forked: int) -> list[Conflict]:
         if touched.is_changed and scan.rolled_back.ctime(touched.old) >= forked:
             detail = "mode, owner or attributes changed by the branch, and in the parent since"
             conflicts.append(Conflict(touched.path or ".", "metadata", detail))
-    return conflicts
+    if not scan.data:
+        return conflicts
+    return [c for c in conflicts if scan.find_data(c.path) is None] + _find_data_conflicts(scan, forked)
+
+
+def _find_data_conflicts(scan: Scan, forked: int) -> list[Conflict]:
+    """Find the data directories in which both the branch and, since ``forked``, the parent changed anything."""
+    changed = [data for data in scan.data if any(scan.find_data(e.path) == data for e in scan.entries)]
+    found = []
+    for data in changed:
+        theirs = list_data_edits(scan, data, forked)
+        if theirs:
+            shown = ", ".join(theirs[:3]) + (", …" if len(theirs) > 3 else "")
+            detail = f"a server's data directory, changed by the branch and in the parent since ({shown})"
+            found.append(Conflict(data, "changed", detail))
+    return found
+
+
+def list_data_edits(scan: Scan, data: str, forked: int) -> list[str]:
+    """List the paths in a data directory that the parent changed since ``forked``."""
+    found = []
+    for directory, _, names in os.walk(os.path.join(scan.parent, data)):
+        for path in (directory, *(os.path.join(directory, name) for name in names)):
+            try:
+                is_edited = scan.rolled_back.ctime(os.lstat(path)) >= forked
+            except FileNotFoundError:
+                is_edited = True
+            if is_edited:
+                found.append(os.path.relpath(path, scan.parent))
+    return found
 
 
 def unresolved(info: BranchInfo, scan: Scan) -> list[Conflict]:
     """Return the conflicts that a rebase could not merge and whose paths have not been changed since."""
     now = {e.path: e.new for e in scan.entries} | {t.path or ".": t.new for t in scan.touched if t.is_changed}
+    data = {scan.find_data(path) for path in now}  # an edit in it does not resolve the conflict
     return [
-        c for c in info.unmerged if c.path in now and ((new := now[c.path]) is None or new.st_ctime_ns < info.rebased)
+        c
+        for c in info.unmerged
+        if c.path in data or (c.path in now and ((new := now[c.path]) is None or new.st_ctime_ns < info.rebased))
     ]
 
 

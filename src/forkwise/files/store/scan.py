@@ -135,7 +135,7 @@ class Scan:
     directories on which another filesystem is mounted in the parent, ``moved`` files that were copied from the parent
     under another name, ``appeared`` directories that the parent did not have at the fork. ``rolled_back`` corrects
     ctimes in the parent that a rollback has set. ``repository`` are entries of git repositories, once ``entries`` are
-    without them.
+    without them. ``data`` are the data directories that are committed as a whole, ``parent`` is the parent's directory.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -149,6 +149,19 @@ class Scan:
     appeared: list[str] = field(default_factory=list)
     rolled_back: RolledBack = field(default_factory=RolledBack)
     repository: list[Entry] = field(default_factory=list)
+    data: tuple[str, ...] = ()
+    parent: str = ""
+
+    def find_data(self, path: str) -> str | None:
+        """Return the data directory that contains a path, or is it; None if it is in none."""
+        return next((data for data in self.data if path == data or path.startswith(f"{data}/")), None)
+
+    def list_data_paths(self) -> set[str]:
+        """List the changed paths in data directories."""
+        if not self.data:
+            return set()
+        paths = {e.path for e in self.entries} | {t.path for t in self.touched}
+        return {path for path in paths if self.find_data(path) is not None}
 
     def without(self, paths: Collection[str]) -> Scan:
         """Return the scan without some paths, for everything but planning a commit."""
@@ -167,6 +180,9 @@ class Scan:
 
     def delta(self, executors: Mapping[str, str] | None = None, repository: tuple[RepositoryChange, ...] = ()) -> Delta:
         """Return the changes as a public value, with the ``executors`` of executable configuration by path."""
+        hidden = self.list_data_paths()
+        if hidden:
+            return replace(self.without(hidden), data=()).delta(executors, repository).add(self._list_data_changes())
         changes = [e.change() for e in self.entries]
         if executors:
             changes = [replace(c, executor=executors.get(c.path, "")) for c in changes]
@@ -176,6 +192,20 @@ class Scan:
             if t.is_changed
         ]
         return Delta(tuple(sorted(changes, key=lambda c: c.path)), repository)
+
+    def _list_data_changes(self) -> list[Change]:
+        """Return one change for each data directory in which something changed."""
+        changes = []
+        for data in self.data:
+            inside = [e for e in self.entries if e.path == data or e.path.startswith(f"{data}/")]
+            files = [e for e in inside if (found := e.new or e.old) is not None and not S_ISDIR(found.st_mode)]
+            if not inside:
+                continue
+            top = next((e for e in inside if e.path == data), None)
+            kind: ChangeKind = "changed" if top is None else top.kind
+            size = sum(e.new.st_size for e in files if e.new is not None)
+            changes.append(Change(data, kind, "directory", size, 0o700, files=len(files)))
+        return changes
 
 
 def _is_beneath(path: str, paths: Collection[str]) -> bool:

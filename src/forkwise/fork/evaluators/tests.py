@@ -31,9 +31,11 @@ from forkwise.fork.evaluators.graders import (
     read_laid,
 )
 from forkwise.fork.fault import find_fault
+from forkwise.ledger.logs import ServerLogs
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail_plan import explain_private_temporary
 from forkwise.sandbox.run import arun_in_branch
+from forkwise.servers.server_group import ServerOutput, serve
 from forkwise.testing.baseline import Baseline, TestRun, combine_runs
 from forkwise.testing.canary import can_have_canaries, place_canaries, set_canaries_apart
 from forkwise.testing.command import TestCommand, find_test_command, for_command, read_recipe, resolve_script
@@ -45,7 +47,9 @@ from forkwise.testing.seal import Seal
 if TYPE_CHECKING:
     from forkwise.files.branch import Parent
     from forkwise.fork.fork import Fork
+    from forkwise.sandbox.network.space import NetworkSpace
     from forkwise.sandbox.process import Finished
+    from forkwise.servers.server_file import Server
 
 __all__ = ["Requirement", "Tests"]
 
@@ -77,6 +81,10 @@ class Tests(Evaluator):
     The command runs in ``subdirectory`` of the branch or, if it is detected, in the nearest directory above that whose
     files show it.
 
+    ``servers`` are started on the scratch branch before each run, and stopped after it. One that does not get ready is
+    a fault, which is not counted against the attempt; on the base, it ends the fork before any attempt. They share a
+    network of their own with the tests; with ``servers_use_host`` that is the host's.
+
     An attempt succeeds if all tests pass; with ``require="progress"`` also if it fixes some and breaks none. A run
     without tests is not a pass.
     """
@@ -96,6 +104,8 @@ class Tests(Evaluator):
         baseline: bool = True,
         require: Requirement = "all",
         subdirectory: str = "",
+        servers: Sequence[Server] = (),
+        servers_use_host: bool = False,
     ) -> None:
         if repeat < 1:
             raise ValueError(f"repeat must be at least 1, not {repeat}")
@@ -113,6 +123,8 @@ class Tests(Evaluator):
         self.baseline = baseline
         self.require: Requirement = require
         self.subdirectory = subdirectory.strip("/")
+        self.servers = tuple(servers)
+        self.servers_use_host = servers_use_host
         self.criteria = ("fewest broken tests", "most fixed tests", "changes to tests") if baseline else ("tests",)
 
     async def prepare(self, fork: Fork) -> None:
@@ -159,7 +171,9 @@ class Tests(Evaluator):
         while fork.is_inner and fork.inside is not None:
             fork = fork.inside.fork
         with span("test", attempt=attempt.id) as test_span, progress.report(f"Testing {attempt.id}"):
-            report = await self._judge(attempt.own_branch, fork.parent, fork.baselines.get(self))
+            logs = ServerLogs(attempt.fork.ledger.directory, attempt.id, ".tests")
+            with logs:
+                report = await self._judge(attempt.own_branch, fork.parent, fork.baselines.get(self), logs.write)
             test_span.set_attribute("forkwise.tests", report.summary)
         return self._evaluation(report)
 
@@ -239,11 +253,13 @@ class Tests(Evaluator):
             return None
         return f"{report.summary}: {found.summary}"
 
-    async def _judge(self, branch: Branch, base: Parent, baseline: Baseline | None) -> TestReport:
+    async def _judge(
+        self, branch: Branch, base: Parent, baseline: Baseline | None, on_server_output: ServerOutput | None = None
+    ) -> TestReport:
         graders = await run_in_thread(self._find_graders, branch, base)
         suspects = () if baseline is None else sorted({name.partition("::")[0] for name in baseline.failing})
         known = {} if baseline is None or baseline.runs[0].evidence is None else baseline.outcomes
-        task = _Task(base, graders, suspects, known=known)
+        task = _Task(base, graders, suspects, known=known, on_server_output=on_server_output)
         runs = [await self._run(branch, task) for _ in range(self.repeat)]
         report = combine_runs(runs, baseline, os.fspath(branch.workspace.path))
         if graders is None or not graders.roles:
@@ -289,7 +305,7 @@ class Tests(Evaluator):
             await run_in_thread(task.place_canaries, branch, command, injection.token, start)
             laid = await run_in_thread(read_laid, branch, seal)
             command = _narrow(command, task.own, start)
-            run = await self._run_command(branch, command, exchange_directory, injection, start)
+            run = await self._run_with_servers(branch, task, command, exchange_directory, injection, start)
             if self.sealed and branch is not files:
                 altered = await run_in_thread(find_altered, branch, files, task.base, seal, laid)
                 run = replace(run, altered=altered)
@@ -308,8 +324,32 @@ class Tests(Evaluator):
         remedy = "allow them more time with --test-timeout 30m (0 for no limit), or timeout= of Tests"
         return f"{_LATE} {timeout_s:g} s; {remedy}"
 
+    async def _run_with_servers(
+        self,
+        branch: Branch,
+        task: _Task,
+        command: TestCommand,
+        exchange_directory: str,
+        injection: Injection,
+        start: str,
+    ) -> TestRun:
+        async with serve(
+            self.servers,
+            branch,
+            confinement=self.confinement,
+            uses_host_network=self.servers_use_host,
+            on_output=task.on_server_output,
+        ) as group:
+            return await self._run_command(branch, command, exchange_directory, injection, start, group.space)
+
     async def _run_command(
-        self, branch: Branch, command: TestCommand, exchange_directory: str, injection: Injection, start: str = ""
+        self,
+        branch: Branch,
+        command: TestCommand,
+        exchange_directory: str,
+        injection: Injection,
+        start: str = "",
+        space: NetworkSpace | None = None,
     ) -> TestRun:
         printed = _TailBuffer(_MAX_OUTPUT)
         confinement = replace(
@@ -329,6 +369,7 @@ class Tests(Evaluator):
                     capture=False,
                     on_output=lambda _stream, piece: printed.add(piece),
                     env=os.environ,
+                    space=space,
                 )
             except ProcessBranchError as error:
                 if find_fault(error) is not None:
@@ -374,6 +415,7 @@ class _Task:
     own: tuple[str, ...] = ()
     foreign: Mapping[str, bytes] = field(default_factory=dict)
     known: Mapping[str, Outcome] = field(default_factory=dict)
+    on_server_output: ServerOutput | None = None
 
     def place_canaries(self, branch: Branch, command: TestCommand, token: str, start: str) -> None:
         """Add tests of known outcome to the files of a scratch branch, beside the tests that failed before."""

@@ -1,0 +1,72 @@
+"""Which process uses a directory: has it as its working directory, or a file in it open, or left its lock there.
+
+A database that runs on a directory keeps it inconsistent on the disk, so its files must be neither replaced nor forked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+__all__ = ["find_directory_user"]
+
+_POSTGRES_LOCK = "postmaster.pid"
+_POSTGRES_NAMES = ("postgres", "postmaster")
+
+
+def find_directory_user(directory: str) -> str | None:
+    """Return the name and number of a process that uses a directory; None if none is known to.
+
+    Of processes of other users, root sees all, and other users see only PostgreSQL, by its lock file. A process in a
+    sandbox that sees a copy-on-write view at the same path does not count: its files are on another device.
+    """
+    try:
+        device = os.stat(directory).st_dev
+    except OSError:
+        return None
+    root = os.path.realpath(directory)
+    locker = _find_postgres(root)
+    if locker is not None:
+        return locker
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if int(pid) != os.getpid() and any(_is_inside(link, root, device) for link in _list_links(pid)):
+            return _describe(pid)
+    return None
+
+
+def _find_postgres(root: str) -> str | None:
+    """Return the PostgreSQL server whose lock file is in a data directory, if it runs on that directory."""
+    with suppress(OSError, ValueError), open(f"{root}/{_POSTGRES_LOCK}", "rb") as file:
+        lines = file.read(4096).decode(errors="replace").splitlines()
+        pid, served = int(lines[0]), os.path.realpath(lines[1]) if len(lines) > 1 else root
+        with open(f"/proc/{pid}/comm") as comm:
+            name = comm.read().strip()
+        # A server in a sandbox has written its own path and a number of its own PID namespace, which is another's here.
+        if name in _POSTGRES_NAMES and served == root:
+            return f"{name} (process {pid})"
+    return None
+
+
+def _list_links(pid: str) -> Iterator[str]:
+    """Yield the links in /proc to the working directory and the open files of a process, if this user may read them."""
+    yield f"/proc/{pid}/cwd"
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            yield f"/proc/{pid}/fd/{number}"
+
+
+def _is_inside(link: str, root: str, device: int) -> bool:
+    with suppress(OSError):
+        path = os.readlink(link)
+        return (path == root or path.startswith(f"{root}/")) and os.stat(link).st_dev == device
+    return False
+
+
+def _describe(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", errors="replace") as file:
+            name = file.read().strip()
+    except OSError:
+        name = "a process"
+    return f"{''.join(c for c in name if c.isprintable())} (process {pid})"

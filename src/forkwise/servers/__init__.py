@@ -1,0 +1,1 @@
+"""Servers: programs that serve inside a branch, such as a database or a web server, with their data."""
