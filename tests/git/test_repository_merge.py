@@ -13,6 +13,7 @@ import pytest
 
 from forkwise import Workspace
 from forkwise.errors import CommitError, ConflictError
+from forkwise.files.branch import Branch
 from tests.counts import rounds
 from tests.files.steps import Steps, in_child
 from tests.git.checkout import Checkout
@@ -85,6 +86,30 @@ def test_what_the_user_staged_stays_staged(checkout: Checkout) -> None:
     checkout.git("add", "staged.txt")
     branch.commit()
     assert checkout.git("status", "--porcelain") == "A  staged.txt\n"
+    checkout.check()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("verb", ["add", "status", "checkout"])
+def test_what_the_user_committed_meanwhile_is_not_staged_as_deleted(
+    checkout: Checkout, verb: str, is_first: bool
+) -> None:
+    branch = checkout.workspace.branch("try")
+    if is_first:
+        checkout.commit(None, "early.txt", "e\n")
+    (branch.path / "one.txt").write_text("1\n")
+    if verb == "status":
+        os.utime(branch.path / "a.txt", (1, 1))
+        checkout.git("status", at=branch.path)
+    elif verb == "checkout":
+        checkout.git("checkout", "-q", "-b", "side", at=branch.path)
+        checkout.git("checkout", "-q", "main", at=branch.path)
+    if verb != "status":
+        checkout.git("add", "one.txt", at=branch.path)
+    checkout.commit(None, "mine.txt", "m\n")
+    checkout.commit(None, "a.txt", "mine\n")
+    branch.commit(on_conflict="theirs")
+    assert checkout.git("status", "--porcelain") == ("?? one.txt\n" if verb == "status" else "A  one.txt\n")
     checkout.check()
 
 
@@ -222,6 +247,141 @@ def test_a_merge_in_progress_is_not_moved_away(checkout: Checkout) -> None:
     assert checkout.git("ls-files", "-u") == stages
     assert (checkout.path / ".git/MERGE_HEAD").exists()
     assert checkout.git("log", "-1", "--format=%s", "forkwise/try") == "one.txt\n"
+    checkout.check()
+
+
+def _begin_merge(checkout: Checkout) -> Branch:
+    """Return a branch with a merge that stopped at a conflict."""
+    checkout.git("branch", "other")
+    checkout.commit(None, "a.txt", "main\n")
+    branch = checkout.workspace.branch("try")
+    checkout.git("checkout", "-q", "other", at=branch.path)
+    checkout.commit(branch, "a.txt", "other\n")
+    checkout.git("checkout", "-q", "main", at=branch.path)
+    assert checkout.run("merge", "other", at=branch.path).returncode == 1
+    return branch
+
+
+def test_an_unfinished_merge_of_the_branch_is_taken_over(checkout: Checkout) -> None:
+    branch = _begin_merge(checkout)
+    commit = branch.commit()
+    assert "unfinished merge was taken over" in commit.repository[1]
+    assert checkout.git("status", "--porcelain") == "UU a.txt\n"
+    checkout.check()
+    checkout.workspace.undo()
+    assert checkout.git("status", "--porcelain") == ""
+    assert not (checkout.path / ".git/MERGE_HEAD").exists()
+    checkout.workspace.undo(checkout.workspace.history()[0])
+    assert checkout.git("status", "--porcelain") == " M a.txt\n"
+    checkout.check()
+
+
+def test_an_unfinished_merge_that_was_taken_over_can_be_finished(checkout: Checkout) -> None:
+    _begin_merge(checkout).commit()
+    (checkout.path / "a.txt").write_text("both\n")
+    checkout.git("add", "a.txt")
+    checkout.git("commit", "-q", "--no-edit")
+    assert checkout.git("log", "-1", "--format=%s %P").split()[:3] == ["Merge", "branch", "'other'"]
+    assert len(checkout.git("log", "-1", "--format=%P").split()) == 2
+    merged = checkout.git("rev-parse", "HEAD")
+    undone = checkout.workspace.undo
+    with pytest.raises(ConflictError):
+        undone()
+    assert checkout.git("rev-parse", "HEAD") == merged
+    checkout.check()
+
+
+@pytest.mark.parametrize("user", ["commits", "stages", "merges"])
+def test_an_unfinished_merge_is_not_put_over_work_of_the_user(checkout: Checkout, user: str) -> None:
+    branch = _begin_merge(checkout)
+    tip = checkout.git("rev-parse", "MERGE_HEAD", at=branch.path).strip()
+    checkout.git("branch", "-qD", "other", at=branch.path)
+    if user == "commits":
+        checkout.commit(None, "mine.txt", "m\n")
+    elif user == "stages":
+        (checkout.path / "mine.txt").write_text("m\n")
+        checkout.git("add", "mine.txt")
+    else:
+        checkout.git("checkout", "-q", "-b", "side")
+        checkout.commit(None, "a.txt", "side\n")
+        checkout.git("checkout", "-q", "main")
+        checkout.commit(None, "a.txt", "main again\n")
+        checkout.run("merge", "side")
+    before = checkout.git("status", "--porcelain", "--", "mine.txt"), checkout.git("ls-files", "-u")
+    commit = branch.commit(on_conflict="theirs")
+    assert "unfinished command" in str(commit.repository)
+    assert "not taken over" in str(commit.repository)
+    assert (checkout.git("status", "--porcelain", "--", "mine.txt"), checkout.git("ls-files", "-u")) == before
+    assert checkout.git("for-each-ref", "--contains", tip)
+    checkout.check()
+
+
+def test_an_unfinished_rebase_leaves_head_where_it_is(checkout: Checkout) -> None:
+    checkout.git("branch", "other")
+    checkout.commit(None, "a.txt", "main\n")
+    branch = checkout.workspace.branch("try")
+    checkout.git("checkout", "-q", "other", at=branch.path)
+    checkout.commit(branch, "x.txt", "x\n")
+    checkout.commit(branch, "a.txt", "other\n")
+    assert checkout.run("rebase", "main", at=branch.path).returncode == 1
+    rebased = checkout.git("rev-parse", "HEAD", at=branch.path).strip()
+    commit = branch.commit()
+    assert checkout.git("symbolic-ref", "HEAD") == "refs/heads/main\n"
+    assert not (checkout.path / ".git/rebase-merge").exists()
+    assert "the branch did not finish what it began" in str(commit.repository)
+    assert checkout.git("for-each-ref", "--format=%(refname:short)", "--contains", rebased) == "forkwise/try-log\n"
+    checkout.check()
+
+
+def test_a_bisection_leaves_no_references(checkout: Checkout) -> None:
+    good = checkout.git("rev-parse", "HEAD").strip()
+    for number in range(4):
+        checkout.commit(None, f"{number}.txt", "1\n")
+    branch = checkout.workspace.branch("try")
+    checkout.git("bisect", "start", "HEAD", good, at=branch.path)
+    branch.commit()
+    assert checkout.git("for-each-ref", "--format=%(refname)") == "refs/heads/main\n"
+    assert checkout.git("symbolic-ref", "HEAD") == "refs/heads/main\n"
+    checkout.check()
+
+
+def test_commits_in_a_worktree_that_the_branch_added_are_kept(checkout: Checkout) -> None:
+    branch = checkout.workspace.branch("try")
+    checkout.git("worktree", "add", "-q", "--detach", "wt", at=branch.path)
+    (branch.path / "wt/b.txt").write_text("b\n")
+    checkout.git("add", "b.txt", at=branch.path / "wt")
+    checkout.git("commit", "-qm", "detached", at=branch.path / "wt")
+    commit = branch.commit()
+    assert "worktree wt was not taken over" in str(commit.repository)
+    assert checkout.git("log", "-1", "--format=%s", "forkwise/try-log") == "detached\n"
+    assert not (checkout.path / ".git/worktrees").exists()
+    checkout.check()
+
+
+def test_a_shallow_repository(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.commit(None, "b.txt", "1\n")
+    checkout.git("clone", "-q", "--depth", "1", f"file://{checkout.path}", str(tmp_path / "shallow"))
+    shallow = Checkout(tmp_path / "shallow", Workspace(tmp_path / "shallow", durable=False))
+    for name, value in (("user.name", "User"), ("user.email", "user@example.org")):
+        shallow.git("config", name, value)
+    branch = shallow.workspace.branch("try")
+    shallow.commit(branch, "one.txt", "1\n")
+    shallow.commit(None, "mine.txt", "1\n")
+    assert branch.commit().repository == ("1 commit merged into main, which was moved meanwhile",)
+    shallow.check()
+
+
+def test_a_shallow_fetch_of_the_branch_is_named(checkout: Checkout, tmp_path: Path) -> None:
+    other = Checkout.create(tmp_path / "other")
+    other.commit(None, "a.txt", "2\n")
+    other.commit(None, "a.txt", "3\n")
+    branch = checkout.workspace.branch("try")
+    checkout.git("fetch", "-q", "--depth", "1", f"file://{other.path}", "main:refs/remotes/o/main", at=branch.path)
+    checkout.commit(branch, "one.txt", "1\n")
+    commit = branch.commit()
+    assert "shallow fetch" in str(commit.repository)
+    assert "1 commit on main" in commit.repository
+    assert not (checkout.path / ".git/shallow").exists()
     checkout.check()
 
 

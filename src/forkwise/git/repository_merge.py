@@ -16,7 +16,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import GitError
@@ -33,6 +33,7 @@ from forkwise.git.repository_change import (
     is_data,
     list_new_lines,
     list_repositories,
+    parse_log,
 )
 from forkwise.git.repository_edit import (
     RepositoryEdit,
@@ -53,7 +54,15 @@ __all__ = ["merge_repositories"]
 
 _UNPACK_LIMIT = 100
 _MOST_TIPS = 5_000
+_MOST_BASES = 20
 _LARGEST_PACK = 4 << 30
+_LONGEST_MESSAGE = 64 << 10
+_OTHER_REFERENCES = ("refs/stash", "refs/bisect/", "refs/rewritten/", "refs/worktree/")  # a stack; of one worktree only
+_SINGLE_OPERATIONS = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD")
+_REWRITES = ("rebase-merge", "rebase-apply", "sequencer", "BISECT_LOG")
+_MESSAGES = ("MERGE_MSG", "MERGE_MODE")
+_COMMIT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_WORKTREE_HEAD = re.compile(r"(worktrees/([^/]+))/HEAD")
 _OBJECT = re.compile(r"objects/(?:[0-9a-f]{2}/[0-9a-f]{38}(?:[0-9a-f]{24})?|pack/pack-[0-9a-f]+\.(?:pack|idx))\Z")
 
 
@@ -65,13 +74,14 @@ def merge_repositories(
     label: str,
     scratch: str,
     is_unchanged: Callable[[Entry], bool],
+    forked_s: int | None,
     conflicts: Iterable[str],
 ) -> RepositoryMerge:
     """Work out how to merge what a branch did to the repositories of a workspace; changes no file but adds objects.
 
     ``label`` names the branch's commits where they need a name. ``scratch`` is a directory on the filesystem of the
-    branch's layer. ``is_unchanged`` says whether the workspace has not changed an entry since the fork, ``conflicts``
-    are paths that both changed.
+    branch's layer. ``is_unchanged`` says whether the workspace has not changed an entry since the fork, which was made
+    at ``forked_s``, None if that is not known; ``conflicts`` are paths that both changed.
     """
     found = {entry.path: entry for entry in entries}
     merge = RepositoryMerge()
@@ -88,7 +98,7 @@ def merge_repositories(
             merge.left |= data
             side = {name: found[path] for path, name in inside.items() if name}
             plain = sorted(p for p in inside if p in clashing and not is_data(inside[p]))
-            _merge_one(workspace, directory, own, side, versions, merge, label, scratch, is_unchanged, plain)
+            _merge_one(workspace, directory, own, side, versions, merge, label, scratch, is_unchanged, forked_s, plain)
     return merge
 
 
@@ -102,6 +112,7 @@ def _merge_one(
     label: str,
     scratch: str,
     is_unchanged: Callable[[Entry], bool],
+    forked_s: int | None,
     plain: Sequence[str],
 ) -> None:
     edit = RepositoryEdit(workspace, directory, Repository("", "", ""), merge, label)
@@ -117,9 +128,24 @@ def _merge_one(
         edit.repository = open_repository(f"{workspace}/{directory}")
         ours = build_side(f"{workspace}/{directory}", entries, versions)
         check_format(ours.read("config") or b"")
-        _Merger(edit, ours, entries, versions, scratch, is_unchanged).run()
+        _Merger(edit, ours, entries, versions, scratch, is_unchanged, forked_s).run()
     except (GitError, OSError) as error:
         edit.give_up(f"what the branch did in the repository was left out: {error}")
+
+
+@dataclass(slots=True)
+class _Operation:
+    """A command that the branch began and did not finish.
+
+    ``files`` are the contents of the files that tell git of it, ``commits`` what these name, ``unmerged`` mode, id,
+    stage and path of the entries with conflicts. A rewrite is a rebase, a bisection or a sequence of several picks:
+    those have a list of commands to run, which is never taken over.
+    """
+
+    files: dict[str, str] = field(default_factory=dict)
+    commits: list[str] = field(default_factory=list)
+    unmerged: list[tuple[str, str, str, str]] = field(default_factory=list)
+    is_rewrite: bool = False
 
 
 class _Merger:
@@ -133,6 +159,7 @@ class _Merger:
         versions: Versions,
         scratch: str,
         is_unchanged: Callable[[Entry], bool],
+        forked_s: int | None,
     ) -> None:
         self.edit = edit
         self.ours = ours
@@ -141,10 +168,12 @@ class _Merger:
         self.versions = versions
         self.scratch = scratch
         self.is_unchanged = is_unchanged
+        self.forked_s = forked_s
         self.lines: dict[str, list[LogLine]] = {}
         self.references: list[list[str | None]] = []
         self.index: list[list[Any]] = []
         self.stashes: list[str] = []
+        self.unmerged: list[list[Any]] = []
         self.known: set[str] = set()
         self.shadow = ""
 
@@ -159,38 +188,40 @@ class _Merger:
 
     def _decide(self) -> None:
         edit, ours, theirs = self.edit, self.ours, self.theirs
-        names = sorted(name for name in ours.names if name != "refs/stash")
+        names = sorted(name for name in ours.names if not name.startswith(_OTHER_REFERENCES))
         moved = {n: (theirs.resolve(n), ours.resolve(n)) for n in names if theirs.resolve(n) != ours.resolve(n)}
         head_line = ours.head if "HEAD" in self.entries and ours.head != theirs.head else None
         staged = self._list_staged() if "index" in self.entries else []
         new_lines = {n: list_new_lines(theirs.log(n), ours.log(n)) for n in {*names, "HEAD"}}
         stashes = self._list_stashes()
-        if not (moved or head_line or staged or stashes or any(lines for lines, _ in new_lines.values())):
+        operation, worktrees = self._read_operation(), self._list_worktrees()
+        logs = [lines for lines, _ in new_lines.values() if lines]
+        if not any((moved, head_line, staged, stashes, operation.files, operation.is_rewrite, worktrees, logs)):
             return
         tips = [new for _, new in moved.values() if new]
         tips += [head_line] if head_line and not head_line.startswith("refs/") else []
-        logged = [line.new for lines, _ in new_lines.values() for line in lines]
-        self._transfer(tips, [*logged, *(line.new for line in stashes)], [row[1] for row in staged])
+        logged = [line.new for lines in (*logs, stashes) for line in lines]
+        logged += [*operation.commits, *(tip for found in worktrees.values() for tip in found)]
+        self._transfer(tips, logged, [row[1] for row in (*staged, *operation.unmerged)])
         blocked = self._find_operation()
         current = theirs.head
         before = theirs.resolve(current) if current and current.startswith("refs/") else current
         after = before
-        kept_head = head_line is not None and (not new_lines["HEAD"][1] or blocked is not None)
+        stays = operation.is_rewrite or blocked is not None or not new_lines["HEAD"][1]
         for name, (old, new) in moved.items():
             is_checked_out = name == current
             result = self._move(name, old, new, new_lines.get(name, ([], True)), blocked if is_checked_out else None)
             if is_checked_out:
                 after = result
-        if current is not None and not current.startswith("refs/") and head_line and not head_line.startswith("refs/"):
+        are_detached = all(head and not head.startswith("refs/") for head in (current, head_line))
+        if current and head_line and are_detached and not operation.is_rewrite:
             after = self._move_detached(current, head_line, new_lines["HEAD"], blocked)
-        elif head_line is not None and kept_head:
+        elif head_line is not None and stays:
             self._keep_unreachable(new_lines["HEAD"][0])
             if after != before:
                 self._log("HEAD", before, after, [])
-            edit.tell(
-                f"{shorten_reference(head_line)} was checked out by the branch; HEAD stays, because it was moved "
-                "meanwhile"
-            )
+            why = "the branch did not finish what it began" if operation.is_rewrite else "it was moved meanwhile"
+            edit.tell(f"{shorten_reference(head_line)} was checked out by the branch; HEAD stays, because {why}")
         elif head_line is not None:
             after = self._switch(head_line, new_lines["HEAD"][0])
         elif after != before:
@@ -198,8 +229,15 @@ class _Merger:
         elif new_lines["HEAD"][0]:
             self._keep_unreachable(new_lines["HEAD"][0])
         self._add_stashes(stashes)
+        self._keep_worktrees(worktrees)
         self._finish_operation()
-        self._write_index(before, after, staged)
+        head = current if head_line is None or (stays and not are_detached) or operation.is_rewrite else head_line
+        is_taken = self._can_take(operation, head, after, blocked)
+        if is_taken:
+            self._take_operation(operation)
+        else:
+            self._keep_tips(operation.commits, "commits of an unfinished command of the branch")
+        self._write_index(before, after, staged, operation.unmerged if is_taken else ())
         self._write_logs()
         if self.references or edit.merge.contents:
             for name in ("HEAD", "packed-refs", *(n for n in moved)):
@@ -213,6 +251,7 @@ class _Merger:
                     "references": self.references,
                     "index": self.index,
                     "stashes": self.stashes,
+                    **({"operation": {"files": operation.files, "unmerged": self.unmerged}} if is_taken else {}),
                 }
             )
 
@@ -234,7 +273,10 @@ class _Merger:
         self.known = there
         lost = [one for one in dict.fromkeys(tips) if one not in there]
         if lost:
-            edit.tell(f"objects of the branch are missing or damaged, and were not taken: {', '.join(lost[:3])}")
+            entry = self.entries.get("shallow")
+            is_shallow = entry is not None and entry.new is not None
+            why = "belong to a shallow fetch, which has to be repeated here" if is_shallow else "are missing or damaged"
+            edit.tell(f"objects of the branch {why}, and were not taken: {', '.join(lost[:3])}")
 
     def _filter_known(self, ids: Sequence[str]) -> set[str]:
         if not ids:
@@ -421,7 +463,7 @@ class _Merger:
         self.references.append([name, old, new])
         self._log(name, old, new, lines, message)
 
-    def _keep(self, name: str, tip: str, why: str) -> None:
+    def _keep(self, name: str, tip: str, why: str, noun: str = "") -> None:
         """Give commits of the branch that cannot go where they were a reference of their own."""
         short = name.removeprefix("refs/").removeprefix("heads/").removeprefix("tags/")
         base = f"refs/heads/forkwise/{self.edit.label}"
@@ -439,24 +481,25 @@ class _Merger:
         stays = f"{describe_reference(name)} stays as it is in the workspace: {why}"
         if commit.returncode == 0 and commit.stdout.decode().strip() == tip:
             self._set(free, None, tip, [], f"forkwise: kept of {self.edit.label}")
-            only = "commits that only the branch's log had are"
             self.edit.tell(
                 f"{stays}. The branch's is in {shorten_reference(free)}"
                 if why
-                else f"{only} in {shorten_reference(free)}"
+                else f"{noun} are in {shorten_reference(free)}"
             )
         elif why:
             self.edit.tell(stays)
 
     def _keep_unreachable(self, lines: list[LogLine]) -> None:
         """Give the commits that only the branch's log has a reference, unless something has them already."""
-        new = [line.new for line in lines if line.new in self.known]
-        for tip in dict.fromkeys(reversed(new)):
+        self._keep_tips([line.new for line in reversed(lines)], "commits that only the branch's log had")
+
+    def _keep_tips(self, tips: Iterable[str], noun: str) -> None:
+        for tip in dict.fromkeys(one for one in tips if one in self.known):
             if self.edit.git("for-each-ref", "--count=1", "--contains", tip).strip():
                 continue
             if any(row[2] and self._is_ancestor(tip, row[2]) for row in self.references if row[0] != "HEAD"):
                 continue
-            self._keep("refs/heads/log", tip, "")
+            self._keep("refs/heads/log", tip, "", noun)
 
     def _is_unmoved(self, name: str) -> bool:
         """Return whether the workspace has not written a reference since the fork, as far as that can be told."""
@@ -558,10 +601,81 @@ class _Merger:
                 self.edit.write(name, None)
                 content = self.theirs.read(name)
                 self.references.append([f"file:{name}", (content or b"").decode(errors="replace"), None])
-        for name in OPERATIONS:
-            entry = self.entries.get(name)
-            if entry is not None and entry.new is not None:
-                self.edit.tell(f"the branch left an unfinished command behind ({name}), which was not taken over")
+
+    def _read_operation(self) -> _Operation:
+        """Read what the branch began and did not finish."""
+        found = _Operation(is_rewrite=any(self._is_new(name) for name in _REWRITES))
+        for name in _SINGLE_OPERATIONS:
+            ids = (self.ours.read(name) or b"").decode(errors="replace").split() if self._is_new(name) else []
+            if ids and all(_COMMIT_ID.fullmatch(one) for one in ids):
+                found.commits += ids
+                found.files[name] = "".join(f"{one}\n" for one in ids)
+        for name in _MESSAGES if found.files else ():
+            content = self.ours.read(name) if self._is_new(name) else None
+            if content is not None and len(content) <= _LONGEST_MESSAGE:
+                found.files[name] = content.decode(errors="replace")
+        if found.files and "index" in self.entries:
+            done = self._run_in(self.shadow, "ls-files", "-u", "-z")
+            rows = os.fsdecode(done.stdout).split("\0")[:-1] if done.returncode == 0 else []
+            for facts, _, path in (row.partition("\t") for row in rows):
+                mode, blob, stage = facts.split()
+                found.unmerged.append((mode, blob, stage, path))
+        return found
+
+    def _is_new(self, name: str) -> bool:
+        entry = self.entries.get(name)
+        return entry is not None and entry.new is not None
+
+    def _can_take(self, operation: _Operation, head: str | None, after: str | None, blocked: str | None) -> bool:
+        """Return whether the workspace is as the branch was when it began what it did not finish; tell if not."""
+        left = [name for name in (*_SINGLE_OPERATIONS, *_REWRITES) if self._is_new(name)]
+        if not left:
+            return False
+        own = self.ours.head
+        tip = self.ours.resolve(own) if own and own.startswith("refs/") else own
+        entry = self.entries.get("index")
+        needed = [*operation.commits, *(row[1] for row in operation.unmerged)]
+        if (
+            operation.files
+            and not operation.is_rewrite
+            and blocked is None
+            and (head, after) == (own, tip)
+            and entry is not None
+            and self.is_unchanged(entry)
+            and all(one in self.known for one in needed)
+        ):
+            return True
+        self.edit.tell(f"the branch left an unfinished command behind ({left[0]}), which was not taken over")
+        return False
+
+    def _take_operation(self, operation: _Operation) -> None:
+        for name, content in operation.files.items():
+            self.edit.write(name, content.encode())
+        verb = next(iter(operation.files)).removesuffix("_HEAD").lower().replace("_", "-")
+        self.edit.tell(
+            f"the branch's unfinished {verb} was taken over: git {verb} --continue finishes it, git {verb} --abort "
+            "gives it up"
+        )
+
+    # Linked worktrees
+
+    def _list_worktrees(self) -> dict[str, list[str]]:
+        """List the linked worktrees in which the branch worked, and the commits of their logs, newest first."""
+        found: dict[str, list[str]] = {}
+        for inside in self.entries:
+            match = _WORKTREE_HEAD.fullmatch(inside)
+            if match is not None and self._is_new(inside):
+                head = (self.ours.read(inside) or b"").decode(errors="replace").strip()
+                logged = [line.new for line in reversed(parse_log(self.ours.read(f"{match[1]}/logs/HEAD") or b""))]
+                found[match[2]] = [head, *logged] if _COMMIT_ID.fullmatch(head) else logged
+        return found
+
+    def _keep_worktrees(self, worktrees: Mapping[str, list[str]]) -> None:
+        for name, tips in worktrees.items():
+            self._keep_tips(tips, f"commits of the branch's worktree {name}")
+            self.edit.tell(
+                f"the branch's worktree {name} was not taken over, but its commits were; git worktree add makes another"
+            )
 
     # The index
 
@@ -578,11 +692,38 @@ class _Merger:
             if re.fullmatch(r"sharedindex\.[0-9a-f]+", name) and (shared := self.ours.read(name)) is not None:
                 with open(f"{self.shadow}/{name}", "wb") as file:
                     file.write(shared)
-        tip = tip or self._empty_tree()
-        done = self._run_in(self.shadow, "diff-index", "--cached", "--no-renames", "-z", tip)
-        return _parse_raw(done.stdout) if done.returncode == 0 else []
+        staged: dict[str, tuple[str, str, str]] | None = None
+        for base in self._list_bases(tip):
+            done = self._run_in(self.shadow, "diff-index", "--cached", "--no-renames", "-z", base)
+            rows = {row[2]: row for row in (_parse_raw(done.stdout) if done.returncode == 0 else [])}
+            staged = rows if staged is None else {path: row for path, row in staged.items() if path in rows}
+            if not staged:
+                return []
+        return [*(staged or {}).values()]
 
-    def _write_index(self, before: str | None, after: str | None, staged: Sequence[tuple[str, str, str]]) -> None:
+    def _list_bases(self, tip: str | None) -> list[str]:
+        """List the commits that the branch's index may be based on.
+
+        A reference that the branch did not write is read from the workspace, so that the branch saw it move: its index
+        may then have been written before or after. What the index has in common with any of these is not staged.
+        """
+        head = self.ours.head or "HEAD"
+        name = head if head.startswith("refs/") else "HEAD"
+        found = [tip or self._empty_tree()]
+        if name in self.entries:
+            return found
+        lines = [line for line in self.theirs.log("HEAD") if self.forked_s is None or _read_time(line) >= self.forked_s]
+        found += [one for line in reversed(lines[-_MOST_BASES:]) for one in (line.new, line.old)]
+        found += [lines[0].old] if lines else []
+        return [self._empty_tree() if is_absent(one) else one for one in dict.fromkeys(found)]
+
+    def _write_index(
+        self,
+        before: str | None,
+        after: str | None,
+        staged: Sequence[tuple[str, str, str]],
+        unmerged: Sequence[tuple[str, str, str, str]],
+    ) -> None:
         """Give the paths that the branch committed or staged its entries; what the user staged stays staged."""
         edit = self.edit
         if self._find_operation() is not None:
@@ -605,11 +746,20 @@ class _Merger:
                 is_new = own.get(path) != (mode, blob) if is_quiet else path not in own
                 if is_new and (mode == "000000" or blob in self.known):
                     rows[path] = (mode, blob)
-            if not rows:
+            if not rows and not unmerged:
                 return
+            conflicting = dict.fromkeys(path for *_, path in unmerged)
+            rows = {path: row for path, row in rows.items() if path not in conflicting}
             new = {path: None if mode == "000000" else (mode, blob) for path, (mode, blob) in rows.items()}
-            old = read_entries(edit, copy, rows)
-            edit.write("index", write_index(edit, copy, new))
+            old = read_entries(edit, copy, [*rows, *conflicting])
+            content = write_index(edit, copy, {**new, **dict.fromkeys(conflicting)})
+            if unmerged:
+                text = "".join(f"{mode} {blob} {stage}\t{path}\0" for mode, blob, stage, path in unmerged)
+                edit.git("update-index", "-z", "--index-info", stdin=os.fsencode(text), index=copy)
+                with open(copy, "rb") as file:
+                    content = file.read()
+            edit.write("index", content)
+            self.unmerged = [[path, old.get(path)] for path in conflicting]
             self.index = [[path, old.get(path), new[path]] for path in rows]
             if staged:
                 edit.tell("index changed")
@@ -632,6 +782,10 @@ def _parse_raw(output: bytes) -> list[tuple[str, str, str]]:
         if len(words) == 5 and words[4] != "U":
             found.append((words[1], words[3], path))
     return found
+
+
+def _read_time(line: LogLine) -> int:
+    return int(line.who.rpartition(" ")[0].rpartition(" ")[2])
 
 
 def _format_commits(count: int) -> str:

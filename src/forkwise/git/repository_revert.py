@@ -81,7 +81,11 @@ def _revert_one(edit: RepositoryEdit, record: Mapping[str, Any], verb: str, scra
         before = side.read(f"logs/{name}")
         if before is not None:
             edit.write(f"logs/{name}", before + "".join(map(str, lines)).encode(errors="surrogateescape"))
-    index = [] if is_head_left else _revert_index(edit, record["index"], scratch)
+    operation = record.get("operation", {"files": {}, "unmerged": []})
+    for name, content in operation["files"].items():
+        if side.read(name) == content.encode():
+            edit.write(name, None)
+    index = [] if is_head_left else _revert_index(edit, record["index"], operation["unmerged"], scratch)
     stashes = _revert_stashes(edit, side, record["stashes"])
     for name in ("HEAD", "packed-refs"):
         edit.watch(name)
@@ -114,17 +118,21 @@ def _write_reference(edit: RepositoryEdit, side: RepositorySide, name: str, valu
             edit.write(f"logs/{name}", None)
 
 
-def _revert_index(edit: RepositoryEdit, rows: Sequence[Sequence[Any]], scratch: str) -> list[list[Any]]:
+def _revert_index(
+    edit: RepositoryEdit, rows: Sequence[Sequence[Any]], unmerged: Sequence[Sequence[Any]], scratch: str
+) -> list[list[Any]]:
+    """Write the entries that the index had before; return what an undo of this needs. Conflicts do not come back."""
     index = f"{edit.repository.git_directory}/index"
-    if not rows or not os.path.isfile(index):
+    if not (rows or unmerged) or not os.path.isfile(index):
         return []
     shadow = tempfile.mkdtemp(prefix="git-", dir=scratch)
     try:
         shutil.copyfile(index, f"{shadow}/index", follow_symlinks=False)
-        now = read_entries(edit, f"{shadow}/index", [row[0] for row in rows])
+        now = read_entries(edit, f"{shadow}/index", [row[0] for row in (*rows, *unmerged)])
         back = [[path, new, old] for path, old, new in rows if now.get(path) == (None if new is None else tuple(new))]
-        if back:
-            new_rows = {path: None if row is None else (row[0], row[1]) for path, _, row in back}
+        ended = [[path, None, old] for path, old in unmerged if path not in now]
+        if back or ended:
+            new_rows = {path: None if row is None else (row[0], row[1]) for path, _, row in (*back, *ended)}
             edit.write("index", write_index(edit, f"{shadow}/index", new_rows))
         return back
     finally:

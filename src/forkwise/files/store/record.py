@@ -64,6 +64,7 @@ _STAGE_NAME = re.compile(r"\.forkwise-stage-[0-9a-f]{8}\Z", re.ASCII)
 
 _REFERENCE = re.compile(r"(?:HEAD|refs/[^\x00-\x20\x7f]+|file:[A-Z_]+)\Z")
 _VALUE = re.compile(r"(?:[0-9a-f]{40,64}|refs/[^\x00-\x20\x7f]+)\Z")
+_OPERATION_FILE = re.compile(r"(MERGE|CHERRY_PICK|REVERT)_HEAD\Z|MERGE_(MSG|MODE)\Z")
 _ENTRY = re.compile(r"[0-7]{6} [0-9a-f]{40,64}\Z")
 
 #: The directory in a branch's home that may be prepared for the record of its commit.
@@ -284,6 +285,15 @@ def _check_repository(found: dict[str, Any]) -> None:
         for entry in entries:
             if entry is not None and not _ENTRY.match(" ".join(map(str, entry))):
                 raise ValueError("it has an entry of the index that is not possible")
+    operation = check_type(found.get("operation", {"files": {}, "unmerged": []}), dict, "operation")
+    for name, content in check_type(operation["files"], dict, "files").items():
+        if not _OPERATION_FILE.match(name):
+            raise ValueError("it has a file of an unfinished command that is not possible")
+        check_text(content, "content")
+    for path, entry in check_type(operation["unmerged"], list, "entries"):
+        check_path(path, "path")
+        if entry is not None and not _ENTRY.match(" ".join(map(str, entry))):
+            raise ValueError("it has an entry of the index that is not possible")
     for line in check_type(found["stashes"], list, "stashes"):
         check_text(line["drop"] if isinstance(line, dict) else line, "stash")
 
