@@ -7,9 +7,12 @@ can only take permissions away.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shlex
 import shutil
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +31,7 @@ __all__ = ["Agent", "find_agent", "list_widened", "load_agents"]
 PACKAGED = Path(__file__).with_name("agents.toml")
 """The tables that come with forkwise."""
 
+_ACP = "acp:"
 _PROMPT = "{prompt}"
 _PROMPT_FILE = "{prompt_file}"
 _MODEL = "{model}"
@@ -139,20 +143,57 @@ def _quote(part: str) -> str:
 
 
 def find_agent(name: str, workspace: Path) -> Agent:
-    """Return the agent ``name``; AgentError if it is unknown, or if its program is not installed."""
+    """Return the agent ``name``; AgentError if it is unknown, or if its program is not installed.
+
+    ``acp:COMMAND`` is any program that speaks the Agent Client Protocol.
+    """
     sources = _Sources(workspace)
+    if name.startswith(_ACP):
+        return _build_protocol_agent(name, sources, workspace)
     if name not in sources.tables:
         notes = sources.notes.get(name, ["known agents: " + ", ".join(sorted(sources.tables))])
         raise AgentError(f"unknown agent {name!r}; {'; '.join(notes)}")
     agent = sources.build(name)
-    program = shutil.which(agent.command[0])
+    return _check_program(agent, agent.command[0], workspace)
+
+
+def _check_program(agent: Agent, word: str, workspace: Path) -> Agent:
+    name = agent.name
+    program = shutil.which(word)
     if program is None:
         remedy = f"; install it with: {agent.install}" if agent.install else ""
-        raise AgentError(f"agent {name!r} needs the program {agent.command[0]!r}, which is not on the PATH{remedy}")
+        raise AgentError(f"agent {name!r} needs the program {word!r}, which is not on the PATH{remedy}")
     if os.path.realpath(program).startswith(f"{os.path.realpath(workspace).rstrip('/')}/"):
         note = f"agent {name!r} runs {program}, which is inside the workspace: an attempt may have changed it"
         return replace(agent, notes=(*agent.notes, note))
     return agent
+
+
+def _build_protocol_agent(name: str, sources: _Sources, workspace: Path) -> Agent:
+    """Build the agent ``acp:COMMAND``. It gets the permissions of the agent whose program COMMAND is, if there is one.
+
+    The program of a known agent has its name, alone or before a hyphen: ``gemini``, ``claude-code-acp``.
+    """
+    try:
+        words = shlex.split(name.removeprefix(_ACP))
+    except ValueError as error:
+        raise AgentError(f"agent {name!r}: {error}") from error
+    if not words:
+        raise AgentError(f"agent {name!r} names no command: write {_ACP}COMMAND, such as '{_ACP}gemini --acp'")
+    if importlib.util.find_spec("acp") is None:
+        raise AgentError(f"agent {name!r} needs agent-client-protocol: pip install 'forkwise[acp]'")
+    program = os.path.basename(words[0])
+    known = next((n for n in sources.tables if program == n or program.startswith(f"{n}-")), None)
+    base = Agent(name=name, command=()) if known is None else sources.build(known)
+    client = (sys.executable, "-I", "-m", "forkwise.agents.acp_client")
+    agent = replace(
+        base,
+        name=name,
+        command=(*client, f"--prompt={_PROMPT}", "--", *words),
+        long_command=(*client, "--", *words),
+        stream="acp",
+    )
+    return _check_program(agent, words[0], workspace)
 
 
 def load_agents(workspace: Path) -> dict[str, Agent]:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from forkwise.agents.agent_event import AgentEvent, Tokens, format_step, to_line, to_text
-from forkwise.agents.formats import claude, codex, gemini, goose, opencode
+from forkwise.agents.formats import acp, claude, codex, gemini, goose, opencode
 from forkwise.fork.candidate import Judgement, OutputReader
 
 __all__ = ["FORMATS", "AgentStream", "StreamFormat"]
@@ -46,6 +46,7 @@ class StreamFormat:
 
 
 FORMATS: dict[str, StreamFormat] = {
+    "acp": StreamFormat(acp.read_event),
     "claude": StreamFormat(claude.read_event, claude.SKIPPED),
     "codex": StreamFormat(codex.read_event, steps=codex.STEPS),
     "gemini": StreamFormat(gemini.read_event, gemini.SKIPPED),
