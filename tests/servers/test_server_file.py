@@ -11,7 +11,8 @@ from forkwise import Workspace
 from forkwise.config.config_file import SERVERS, read_workspace_config
 from forkwise.config.trust import Acceptances
 from forkwise.errors import ConfigError
-from forkwise.servers.server_file import Readiness, Shutdown, find_data, list_widened_servers, read_servers
+from forkwise.files.store.branch_info import DataDirectories
+from forkwise.servers.server_file import Readiness, Shutdown, find_data_directories, list_widened_servers, read_servers
 
 READY = "ready = { port = 5432 }\n"
 
@@ -51,8 +52,9 @@ def test_all_keys(tmp_path: Path) -> None:
     assert db.before == (("sh", "-c", "test -d pgdata || initdb -D pgdata"),)
     assert db.after == (("psql", "-f", "schema.sql"), ("sh", "-c", "make seed"))
     assert (db.env, db.stop, db.keep) == ({"PGTZ": "UTC"}, Shutdown(signal.SIGINT, 5), "drop")
-    assert (find_data(db, tmp_path), db.user) == ("pgdata", "postgres")
-    assert (web.command, web.ready.served_port, find_data(web, tmp_path)) == (("sh", "-c", "exec ./serve"), 3000, None)
+    assert (db.data, db.user) == ("pgdata", "postgres")
+    assert (web.command, web.ready.served_port, web.data) == (("sh", "-c", "exec ./serve"), 3000, None)
+    assert find_data_directories(tmp_path) == DataDirectories(dropped=("pgdata",))
 
 
 @pytest.mark.parametrize(
@@ -72,8 +74,11 @@ def test_all_keys(tmp_path: Path) -> None:
         (f"[servers.db]\ncommand = 'x'\ntimeout = inf\n{READY}", "takes a number of seconds"),
         (f"[servers.db]\ncommand = 'x'\nkeep = 'all'\n{READY}", "takes 'files' or 'drop', not 'all'"),
         (f"[servers.db]\ncommand = 'x'\nkeep = 'drop'\n{READY}", "name it with data"),
-        (f"[servers.db]\ncommand = 'x'\ndata = '../other'\n{READY}", "a path inside the workspace, or an absolute"),
-        (f"[servers.db]\ncommand = 'x'\ndata = '.'\n{READY}", "a directory of its own"),
+        (f"[servers.db]\ncommand = 'x'\ndata = '../other'\n{READY}", "a directory in the workspace"),
+        (f"[servers.db]\ncommand = 'x'\ndata = '/var/lib/db'\n{READY}", "a directory in the workspace"),
+        (f"[servers.db]\ncommand = 'x'\ndata = '~/db'\n{READY}", "a directory in the workspace"),
+        (f"[servers.db]\ncommand = 'x'\ndata = '.git/db'\n{READY}", "a directory in the workspace"),
+        (f"[servers.db]\ncommand = 'x'\ndata = '.'\n{READY}", "a directory in the workspace"),
         (f"[servers.db]\ncommand = 'x'\nstop = {{ signal = 'STOP' }}\n{READY}", "as its signal one of TERM"),
         (f"[servers.db]\ncommand = 'x'\nenv = {{ 'A=B' = 'c' }}\n{READY}", "a table of variables"),
         (f"[servers.'../db']\ncommand = 'x'\n{READY}", "is no name of a server"),
@@ -97,20 +102,13 @@ def test_what_is_refused(tmp_path: Path, text: str, message: str) -> None:
     assert str(tmp_path / ".forkwise/servers.toml") in str(raised.value)
 
 
-@pytest.mark.parametrize("key", ["data = '/var/lib/elsewhere'", "passes = ['DATABASE_URL']"])
-def test_what_reaches_outside_the_branch_needs_acceptance(tmp_path: Path, key: str) -> None:
+def test_what_reaches_outside_the_branch_needs_acceptance(tmp_path: Path) -> None:
     Workspace(tmp_path)
-    write(tmp_path, f"[servers.db]\ncommand = 'x'\n{key}\n{READY}")
+    write(tmp_path, f"[servers.db]\ncommand = 'x'\npasses = ['DATABASE_URL']\n{READY}")
     with pytest.raises(ConfigError, match="forkwise trust"):
         read_servers(tmp_path)
     file = read_workspace_config(tmp_path, SERVERS)
     assert file is not None
-    assert len(list_widened_servers(file, tmp_path)) == 1
+    assert len(list_widened_servers(file)) == 1
     Acceptances(tmp_path).accept(file.path, file.sha256)
     assert read_servers(tmp_path)[0].name == "db"
-
-
-def test_a_data_directory_inside_needs_none(tmp_path: Path) -> None:
-    write(tmp_path, f"[servers.db]\ncommand = 'x'\ndata = '{tmp_path}/var/db'\n{READY}")
-    [server] = read_servers(tmp_path)
-    assert find_data(server, tmp_path) == "var/db"

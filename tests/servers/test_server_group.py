@@ -17,6 +17,7 @@ import pytest
 from forkwise import Branch, ServerError, Workspace
 from forkwise.errors import CommitError
 from forkwise.files.store.branch_info import DataDirectories
+from forkwise.linux.syscalls import mount, umount2
 from forkwise.servers.server_file import Readiness, Server, Shutdown
 from forkwise.servers.server_group import BranchNetwork, ServerGroup, serve
 from tests.need import need
@@ -213,6 +214,25 @@ def test_data_that_a_process_of_the_workspace_uses(branch: Branch, network: Bran
     group = ServerGroup([build(data="data")], branch, space=network.space)
     group.start()
     group.stop()
+
+
+def test_data_behind_a_link_is_not_part_of_the_branch(branch: Branch, network: BranchNetwork, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (branch.workspace.path / "data").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ServerError, match="data is reached through a symbolic link"):
+        ServerGroup([build(data="data")], branch, space=network.space).start()
+
+
+def test_data_on_another_filesystem(branch: Branch, network: BranchNetwork) -> None:
+    need(os.geteuid() == 0, "only root can mount a filesystem")
+    place = branch.workspace.path / "data"
+    place.mkdir()
+    mount("tmpfs", str(place), "tmpfs")
+    try:
+        with pytest.raises(ServerError, match="data is on another filesystem"):
+            ServerGroup([build(data="data")], branch, space=network.space).start()
+    finally:
+        umount2(str(place))
 
 
 def test_a_branch_is_not_committed_while_servers_run_on_its_data(branch: Branch, network: BranchNetwork) -> None:

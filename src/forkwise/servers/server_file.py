@@ -1,8 +1,7 @@
 """The servers of a workspace: ``.forkwise/servers.toml``, read from the base and checked.
 
 The file comes with the workspace, so it is untrusted. What it starts is confined to the branch and needs no acceptance.
-What reaches outside the branch (a data directory elsewhere, variables of the user's environment) is refused until the
-user accepted the file's content.
+What reaches outside the branch, variables of the user's environment, is refused until the user accepted the content.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ __all__ = [
     "Readiness",
     "Server",
     "Shutdown",
-    "find_data",
     "find_data_directories",
     "list_widened_servers",
     "read_servers",
@@ -88,9 +86,9 @@ class Server:
     """A program that serves inside a branch.
 
     ``before`` are commands that run before it is started, ``after`` those that run once it is ready, within ``timeout``
-    seconds each. ``passed`` are variables of the user's environment that it gets. ``data`` is its data directory, as
-    the file names it; with ``keep="drop"`` changes in it are not part of the branch's result. ``user`` is the account
-    under which root runs it; by default the owner of the data directory.
+    seconds each. ``passed`` are variables of the user's environment that it gets. ``data`` is its data directory,
+    relative to the workspace; with ``keep="drop"`` changes in it are not part of the branch's result. ``user`` is the
+    account under which root runs it; by default the owner of the data directory.
     """
 
     name: str
@@ -116,7 +114,7 @@ def read_servers(workspace: Path) -> tuple[Server, ...]:
     if file is None:
         return ()
     servers = _parse_file(file)
-    widened = [] if file.is_trusted else _list_widened(servers, workspace)
+    widened = [] if file.is_trusted else _list_widened(servers)
     if widened:
         raise ConfigError(
             f"{file.path} is not accepted ({file.reason}), and reaches outside the branch: {'; '.join(widened)}. "
@@ -126,18 +124,9 @@ def read_servers(workspace: Path) -> tuple[Server, ...]:
     return servers
 
 
-def list_widened_servers(file: ConfigFile, workspace: Path) -> list[str]:
+def list_widened_servers(file: ConfigFile) -> list[str]:
     """List what the servers of a file reach outside the branch, for the user to accept. Raises ConfigError."""
-    return _list_widened(_parse_file(file), workspace)
-
-
-def find_data(server: Server, workspace: str | os.PathLike[str]) -> str | None:
-    """Return the data directory of a server: relative to the workspace if it is inside, else absolute; None without."""
-    if server.data is None:
-        return None
-    root = os.path.realpath(workspace)
-    path = os.path.normpath(os.path.join(root, os.path.expanduser(server.data)))
-    return os.path.relpath(path, root) if path.startswith(f"{root}/") else path
+    return _list_widened(_parse_file(file))
 
 
 def find_data_directories(workspace: Path) -> DataDirectories:
@@ -146,21 +135,15 @@ def find_data_directories(workspace: Path) -> DataDirectories:
     whole: list[str] = []
     dropped: list[str] = []
     for server in () if file is None else _parse_file(file):
-        data = find_data(server, workspace)
-        if data is not None and not os.path.isabs(data):
-            (whole if server.keep == "files" else dropped).append(data)
+        if server.data is not None:
+            (whole if server.keep == "files" else dropped).append(server.data)
     return DataDirectories(tuple(whole), tuple(dropped))
 
 
-def _list_widened(servers: Sequence[Server], workspace: Path) -> list[str]:
-    found = []
-    for server in servers:
-        data = find_data(server, workspace)
-        if data is not None and os.path.isabs(data):
-            found.append(f"[servers.{server.name}] has its data directory in {data}")
-        if server.passed:
-            found.append(f"[servers.{server.name}] gets the variables {', '.join(server.passed)}")
-    return found
+def _list_widened(servers: Sequence[Server]) -> list[str]:
+    return [
+        f"[servers.{server.name}] gets the variables {', '.join(server.passed)}" for server in servers if server.passed
+    ]
 
 
 # The file's tables
@@ -202,9 +185,15 @@ def _check_ports(servers: Sequence[Server]) -> None:
 def _check_data(servers: Sequence[Server]) -> None:
     by_path: dict[str, str] = {}
     for server in servers:
-        if server.data is not None and by_path.setdefault(os.path.normpath(server.data), server.name) != server.name:
-            other = by_path[os.path.normpath(server.data)]
-            raise _ValueError(f"the servers {other!r} and {server.name!r} have the same data directory, {server.data}")
+        if server.data is None:
+            continue
+        for path, other in by_path.items():
+            if f"{path}/".startswith(f"{server.data}/") or f"{server.data}/".startswith(f"{path}/"):
+                raise _ValueError(
+                    f"the servers {other!r} and {server.name!r} have the same data directory, {server.data}, or one "
+                    "inside the other"
+                )
+        by_path[server.data] = server.name
 
 
 def _parse_server(name: str, table: object) -> Server:
@@ -337,13 +326,10 @@ def _read_keep(value: object) -> Keep:
 
 
 def _read_data(value: object) -> str:
-    path = _read_text(value)
-    if os.path.normpath(os.path.expanduser(path)) in ("/", ".", os.path.expanduser("~")):
-        raise _ValueError("a directory of its own: inside the workspace, or an absolute path")
-    if not os.path.isabs(os.path.expanduser(path)) and os.path.normpath(path).startswith(".."):
-        raise _ValueError("a path inside the workspace, or an absolute path")
-    if not path.isprintable():
-        raise _ValueError("a path without control characters")
+    path = os.path.normpath(_read_text(value))
+    is_inside = not os.path.isabs(path) and path != "." and path.partition("/")[0] not in ("..", "~", ".git")
+    if not is_inside or not path.isprintable():
+        raise _ValueError("the path of a directory in the workspace, relative to it: no other is branched with it")
     return path
 
 

@@ -32,7 +32,6 @@ from forkwise.sandbox.network.space import NetworkSpace
 from forkwise.sandbox.network.uplink import Uplink
 from forkwise.sandbox.process import signal_name
 from forkwise.sandbox.run import run_in_branch, spawn
-from forkwise.servers.server_file import Server, find_data
 from forkwise.text.clean import clean_text
 from forkwise.text.redaction import redact
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from forkwise.sandbox.confinement import Network
     from forkwise.sandbox.launcher import ForkserverConnection
     from forkwise.sandbox.process import SandboxProcess
+    from forkwise.servers.server_file import Server
 
 __all__ = ["BranchNetwork", "ServerGroup", "ServerOutput", "serve"]
 
@@ -129,19 +129,34 @@ class ServerGroup:
             raise
 
     def _check_data(self, server: Server) -> None:
-        """Raise ServerError if a process in the workspace uses the server's data, unless the branch is a snapshot.
+        """Raise ServerError if the server's data is not part of the branch, or is in use and not a snapshot.
 
         The branch shows the workspace's files, which that process changes and has not written completely. A snapshot of
         btrfs has all files of one moment, as after a power failure, which databases recover from. Files that are cloned
         one after the other are not of one moment.
         """
-        data = find_data(server, self._branch.workspace.path)
-        if data is None or self._branch.view in _SNAPSHOTS:
+        if server.data is None:
             return
-        user = find_directory_user(os.path.join(self._branch.workspace.path, data))
+        root = os.fspath(self._branch.workspace.path)
+        path = os.path.join(root, server.data)
+        if os.path.realpath(path) != path:
+            raise ServerError(
+                f"server {server.name!r} was not started: its data directory {server.data} is reached through a "
+                "symbolic link, and what that leads to is not part of the branch: move it into the workspace",
+                server=server.name,
+            )
+        if os.path.isdir(path) and os.stat(path).st_dev != os.stat(root).st_dev:
+            raise ServerError(
+                f"server {server.name!r} was not started: its data directory {server.data} is on another filesystem "
+                "than the workspace, and is not part of its branches: move it, or move the workspace to the same one",
+                server=server.name,
+            )
+        if self._branch.view in _SNAPSHOTS:
+            return
+        user = find_directory_user(path)
         if user is not None:
             raise ServerError(
-                f"server {server.name!r} was not started: its data directory {data} is in use by {user} in the "
+                f"server {server.name!r} was not started: its data directory {server.data} is in use by {user} in the "
                 "workspace, so that no branch has a consistent copy. Stop that process; attempts get servers of their "
                 "own",
                 server=server.name,
@@ -223,11 +238,10 @@ class ServerGroup:
                     f"server {server.name!r} cannot run as {server.user!r}: there is no such user", server=server.name
                 ) from None
             return (found.pw_uid, found.pw_gid) if found.pw_uid else None
-        data = find_data(server, self._branch.workspace.path)
-        if data is None:
+        if server.data is None:
             return None
         try:
-            status = os.lstat(os.path.join(self._branch.path, data))
+            status = os.lstat(os.path.join(self._branch.path, server.data))
         except OSError:
             return None
         return (status.st_uid, status.st_gid) if status.st_uid else None

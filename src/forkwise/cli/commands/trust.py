@@ -169,7 +169,7 @@ def _review_servers(workspace: Path) -> Iterator[_Review]:
 
     file = read_workspace_config(workspace, SERVERS)
     if file is not None:
-        yield _Review(file.path, file, list_widened_servers(file, workspace))
+        yield _Review(file.path, file, list_widened_servers(file))
 
 
 def _review_settings(workspace: Path) -> Iterator[_Review]:
