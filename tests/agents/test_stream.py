@@ -52,7 +52,7 @@ USED = {
 
 
 @pytest.mark.parametrize("size", [7, 1 << 20])
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", sorted(SESSIONS))
 def test_recorded_streams(name: str, size: int) -> None:
     content = (STREAMS / f"{name}.jsonl").read_bytes()
     stream = read(name, *(content[at : at + size] for at in range(0, len(content), size)))

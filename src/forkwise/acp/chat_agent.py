@@ -9,6 +9,7 @@ what the user's machine will run, become permission requests.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from contextlib import suppress
@@ -302,7 +303,7 @@ class ChatAgent:
             case ToolCalled(call, tool, arguments, branch):
                 kind = _KINDS.get(tool, "other")
                 start = acp.start_tool_call(
-                    call, _title(tool, arguments), kind=kind, status="in_progress", raw_input=arguments
+                    call, _title(tool, arguments), kind=kind, status="in_progress", raw_input=_parse(arguments)
                 )
                 self._put(_name(id_, branch), start)
             case ToolReturned(call, _, result, is_error, branch):
@@ -445,6 +446,14 @@ def _name(id_: str, branch: str | None) -> str:
 
 def _title(tool: str, arguments: str) -> str:
     return truncate_line(f"{tool} {arguments}", _LONGEST_TITLE)
+
+
+def _parse(arguments: str) -> Any:
+    """Return the arguments of a call, which are JSON unless the model wrote something else."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 def _usage(cost: CostChanged) -> schema.UsageUpdate:
