@@ -51,11 +51,11 @@ def test_the_verbs_there_are() -> None:
         "refine",
         "playoff",
     )
-    forks = ("ls", "show", "watch", "wait", "diff", "pick", "combine", "resume", "abort", "report", "export")
+    forks = ("ls", "show", "watch", "wait", "open", "diff", "pick", "combine", "resume", "abort", "report", "export")
     plain = ("doctor", "log", "undo", "gc", "du", "trust", "completion", "judges", "walk", "chat", *exploring, *forks)
     models = ("fetch", "path", "rm", "ask")
     worktrees = ("add", "hook", "list", "mount", "remove")
-    groups = {"branch": branch, "model": models, "worktree": worktrees}
+    groups = {"port": ("ls",), "branch": branch, "model": models, "worktree": worktrees}
     grouped = {(group, name) for group, names in groups.items() for name in names}
     assert set(VERBS) == {(name,) for name in plain} | grouped
 

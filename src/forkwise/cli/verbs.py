@@ -13,6 +13,7 @@ from forkwise.cli.commands.fork_report import report
 from forkwise.cli.commands.forks import diff, ls, show, watch
 from forkwise.cli.commands.history import du, gc, judges, log, undo
 from forkwise.cli.commands.model import model
+from forkwise.cli.commands.preview import open_preview, port
 from forkwise.cli.commands.trust import trust
 from forkwise.cli.commands.walk import walk
 from forkwise.cli.commands.worktree import worktree
@@ -22,7 +23,7 @@ __all__ = ["forkwise_command"]
 
 forkwise_command.add_section("Explore", EXPLORE_VERBS)
 forkwise_command.add_section("Decide", (pick, combine, resume, abort, undo))
-forkwise_command.add_section("Look", (ls, show, watch, wait, diff, report, export, log, judges))
+forkwise_command.add_section("Look", (ls, show, watch, wait, open_preview, port, diff, report, export, log, judges))
 forkwise_command.add_section("Branch", (branch, worktree))
 forkwise_command.add_section("Agent", (chat, acp, walk, model))
 forkwise_command.add_section("Maintenance", (doctor, trust, gc, du, completion))

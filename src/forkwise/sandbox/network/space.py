@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from forkwise.files.branch import Branch
 
-__all__ = ["NetworkSpace"]
+__all__ = ["NetworkSpace", "find_process"]
 
 _NS_GET_USERNS = 0xB701
 _RECORD = "network"  # in a branch's home
