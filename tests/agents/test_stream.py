@@ -62,7 +62,7 @@ def test_recorded_streams(name: str, size: int) -> None:
     assert steps[-1] == stream.activity == "Done (right): the function add was looked at."
     assert stream.facts["answer"] == "Done (right): the function add was looked at."
     assert stream.facts["session"] == SESSIONS[name]
-    cost = stream.cost or {}
+    cost = stream.find_cost() or {}
     inputs, outputs, usd = USED[name]
     assert (cost["input_tokens"], cost["output_tokens"]) == (inputs, outputs)
     assert cost.get("usd") == (None if usd is None else pytest.approx(usd))
@@ -72,7 +72,7 @@ def test_recorded_streams(name: str, size: int) -> None:
 def test_tokens_without_a_price_are_priced_by_the_list() -> None:
     stream = AgentStream("codex", PROJECT, model="gpt-5")
     stream.feed("stdout", line(type="turn.completed", usage={"input_tokens": 1_000_000, "output_tokens": 0}))
-    cost = stream.cost or {}
+    cost = stream.find_cost() or {}
     assert cost["source"] == "list"
     assert cost["usd"] > 0
 
@@ -85,7 +85,7 @@ def test_what_is_used_is_known_while_the_agent_runs() -> None:
     message = {"id": "m2", "model": "claude-sonnet-4-5", "usage": {"cache_read_input_tokens": 5, "output_tokens": 1}}
     stream.feed("stdout", line(type="assistant", message=message))
     assert (stream.tokens.input, stream.tokens.cached, stream.tokens.output) == (15, 5, 51)
-    assert (stream.cost or {})["usd"] > 0
+    assert (stream.find_cost() or {})["usd"] > 0
 
 
 def test_parts_of_a_message_are_one_message() -> None:
@@ -112,7 +112,7 @@ def test_parts_of_a_message_are_one_message() -> None:
 )
 def test_hostile_lines(name: str, hostile: bytes) -> None:
     stream = read(name, hostile, hostile)
-    cost = stream.cost or {}
+    cost = stream.find_cost() or {}
     assert cost.get("usd") in (None, 0.0)
     assert cost.get("input_tokens", 0) == 0
     json.dumps([stream.take_steps(), stream.facts, stream.activity], allow_nan=False).encode()

@@ -116,3 +116,60 @@ def test_a_fault_of_the_provider_is_no_failure(run: Run, ask: Ask, install: Call
     [fork] = ask("ls")["forks"]
     [attempt] = ask("show", fork["id"])["fork"]["attempts"]
     assert (attempt["state"], attempt["fault"]) == ("faulted", "provider")
+
+
+def report_usage(usd: float, request: str) -> str:
+    usage = {"id": request, "tokens": {"input": 1000, "output": 10}, "cost": usd, "reason": "tool-calls"}
+    return f"echo '{json.dumps({'type': 'step_finish', 'part': usage})}'"
+
+
+def test_a_budget_in_dollars_ends_all_attempts(run: Run, ask: Ask, install: Callable[[str, str], None]) -> None:
+    install("opencode", f"{report_usage(0.4, 'a')}; {report_usage(0.7, 'b')}; echo fixed > a.txt; exec sleep 600")
+    run("best-of", "3", "-j", "1", "--budget", "1usd", "--agent", "opencode", "fix it", code=7)
+    [fork] = ask("ls")["forks"]
+    assert fork["cost"]["usd"] == pytest.approx(1.1)
+    attempts = ask("show", fork["id"])["fork"]["attempts"]
+    assert [attempt["state"] for attempt in attempts] == ["cancelled"] * 3
+    assert {attempt["reason"] for attempt in attempts} == {"the budget of $1 was used up ($1.10)"}
+
+
+def test_a_budget_of_tokens_ends_one_attempt(run: Run, ask: Ask, install: Callable[[str, str], None]) -> None:
+    rest = f"{report_usage(0.1, 'b')}; exec sleep 600"
+    install("opencode", f"{report_usage(0.1, 'a')}; echo fixed > a.txt; [ $FORKWISE_ATTEMPT = 1 ] || {{ {rest}; }}")
+    shown = run("best-of", "2", "--attempt-budget", "2ktokens", "--agent", "opencode", "fix it").stdout
+    assert "its budget of 2000 tokens was used up (2020)" in shown
+    assert "Together: $0.30, 3030 tokens." in shown
+    [fork] = ask("ls")["forks"]
+    assert fork["winner"].endswith(".1")
+    assert "$0.30" in run("ls").stdout
+    assert "$0.30, 3030 tokens" in run("show", fork["id"]).stdout
+
+
+def test_the_own_limit_of_an_agent_is_passed(run: Run, install: Callable[[str, str], None]) -> None:
+    install("claude", f'{stream_of("claude")}; echo "$*" > a.txt')
+    shown = run(
+        "run", "--budget", "2usd", "--budget", "10m", "--attempt-budget", "0.5usd", "--agent", "claude", "x"
+    ).stdout
+    assert "--max-budget-usd=0.5" in shown
+    assert "--max-budget-usd" not in run("run", "--agent", "claude", "again").stdout.replace("-+", "+").split("+")[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--budget", "2usd", "--", "true"), "shell commands do not report any"),
+        (("--budget", "2usd", "--agent", "aider", "x"), "agent 'aider' does not report any"),
+        (("--attempt-budget", "5m", "--agent", "claude", "x"), "--timeout limits the time of each"),
+        (("--budget", "1usd", "--budget", "2usd", "--agent", "claude", "x"), "given twice in usd"),
+        (("--budget", "2eur", "--agent", "claude", "x"), "is not an amount such as 30m, 2usd or 500ktokens"),
+        (("--budget", "0usd", "--agent", "claude", "x"), "above zero"),
+        (("--budget", "5", "--agent", "claude", "x"), "has no unit"),
+    ],
+)
+def test_budgets_that_could_end_nothing(
+    run: Run, install: Callable[[str, str], None], words: tuple[str, ...], message: str
+) -> None:
+    for name in ("claude", "aider"):
+        install(name, "exit 1")
+    result = run("run", *words, code=2)
+    assert message in result.stderr

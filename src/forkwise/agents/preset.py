@@ -39,6 +39,7 @@ _OF_ATTEMPT = {"{uuid}": '"$FORKWISE_UUID"', "{attempt}": '"$FORKWISE_ATTEMPT"'}
 """Placeholders whose values differ from attempt to attempt: variables of the attempt's own environment."""
 
 _SESSION = "{session}"
+_USD = "{usd}"
 _LONGEST_ARGUMENT = 96 << 10  # bytes; the kernel takes 128 KiB, and feedback on earlier attempts may be added
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
 _PATHS = ("writable", "credentials", "branched", "sessions", "databases")
@@ -90,8 +91,12 @@ class Agent:
     source: Path = PACKAGED
     notes: tuple[str, ...] = ()
 
-    def argv(self, prompt: str, model: str | None = None, arguments: Sequence[str] = ()) -> tuple[str, ...]:
+    def argv(
+        self, prompt: str, model: str | None = None, arguments: Sequence[str] = (), *, usd: float | None = None
+    ) -> tuple[str, ...]:
         """Return the command that runs the agent with ``prompt``, and with the feedback on earlier attempts if any.
+
+        ``usd`` is what it may spend, for an agent with a limit of its own.
 
         Raises AgentError if the agent cannot be told which ``model`` to use, or cannot take a prompt of this length.
 
@@ -104,15 +109,20 @@ class Agent:
                 "agents.toml, or configure the agent itself"
             )
         size = len(prompt.encode())
+        given = {
+            _MODEL: None if model is None else quote(model),
+            _USD: None if usd is None else f"{usd:g}",
+            **_OF_ATTEMPT,
+        }
         if size <= _LONGEST_ARGUMENT:
-            line = _format_line((*self.command, *arguments), {_PROMPT: '"$1"', _MODEL: model, **_OF_ATTEMPT})
+            line = _format_line((*self.command, *arguments), {_PROMPT: '"$1"', **given})
             return ("sh", "-c", _WITH_FEEDBACK + line, self.name, prompt)
         if not self.long_command:
             raise AgentError(
                 f"the prompt has {size} bytes, but agent {self.name!r} takes at most {_LONGEST_ARGUMENT} as an "
                 f"argument: give it a long_command in agents.toml, with {_PROMPT_FILE} or for its standard input"
             )
-        line = _format_line((*self.long_command, *arguments), {_PROMPT_FILE: '"$prompt"', _MODEL: model, **_OF_ATTEMPT})
+        line = _format_line((*self.long_command, *arguments), {_PROMPT_FILE: '"$prompt"', **given})
         is_file = any(_PROMPT_FILE in word for word in self.long_command)
         return ("sh", "-c", _WITH_PROMPT_FILE + line + ("" if is_file else ' < "$prompt"'), self.name)
 
@@ -132,9 +142,8 @@ def _format_line(words: Sequence[str], values: Mapping[str, str | None]) -> str:
     """Format words for a shell; a word with a placeholder that has no value is left out."""
     kept = [word for word in words if not any(value is None and name in word for name, value in values.items())]
     parts = re.compile("|".join(f"({re.escape(name)})" for name in values))
-    texts = {name: quote(value) if name == _MODEL and value is not None else value for name, value in values.items()}
     return " ".join(
-        "".join(texts.get(part) or _quote(part) for part in parts.split(word) if part) or "''" for word in kept
+        "".join(values.get(part) or _quote(part) for part in parts.split(word) if part) or "''" for word in kept
     )
 
 

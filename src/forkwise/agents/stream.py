@@ -263,24 +263,25 @@ class AgentStream(OutputReader):
         total = self._total[0]
         return total if total is not None and total.total >= counted.total else counted
 
-    @property
-    def cost(self) -> dict[str, Any] | None:
+    def find_cost(self, *, by_list: bool = True) -> dict[str, Any] | None:
         with self._lock:
             tokens = self._count_tokens()
-            usd, source = self._find_price(tokens)
+            usd, source = self._find_price(tokens, by_list=by_list)
         if not tokens.total and usd is None:
             return None
         counts = {"input_tokens": tokens.input, "output_tokens": tokens.output, "cached_tokens": tokens.cached}
         priced = {} if usd is None else {"usd": usd, "source": source}
         return {**priced, **{name: count for name, count in counts.items() if count or name != "cached_tokens"}}
 
-    def _find_price(self, tokens: Tokens) -> tuple[float | None, str]:
+    def _find_price(self, tokens: Tokens, *, by_list: bool) -> tuple[float | None, str]:
         """Return the agent's own figure, or else the price of its tokens by the list."""
         if self._total[1] is not None:
             return self._total[1], "agent"
         own = [usd for _, _, usd in self._requests.values() if usd is not None]
         if own:
             return sum(own), "agent"
+        if not by_list:
+            return None, ""
         by_model: dict[str, Tokens] = {}
         for model, used, _ in self._requests.values():
             by_model[model] = by_model.get(model, Tokens()) + used

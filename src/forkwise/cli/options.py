@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Verb, find_subdirectory, require_extra, stream_option, workspace_option
-from forkwise.cli.quantity import Duration, Processors, Size
+from forkwise.cli.quantity import Budget, Duration, Processors, Size
 from forkwise.cli.variation import STDIN, Variation, check_prompt, find_variations, read_prompt
 from forkwise.display.output import Output
 from forkwise.errors import AgentError, ForkwiseWarning
@@ -51,6 +51,7 @@ __all__ = [
     "summary_option",
 ]
 
+_LATE = ("codex", "gemini", "goose")  # streams with the usage at their end
 _TAKES_SEVERAL = ("speculate", "tree", "beam")
 _PROGRAM = re.compile(r"[\w./+@%][\w./+@%-]*")
 _PLACEHOLDER = re.compile(r"\{(?:prompt|model)\}")
@@ -96,7 +97,8 @@ class ExploreOptions:
     held_out: Path | None = None
     no_baseline: bool = False
     timeout: float | None = None
-    time_budget: float | None = None
+    budgets: tuple[tuple[str, float], ...] = ()
+    attempt_budgets: tuple[tuple[str, float], ...] = ()
     memory: int | None = None
     cpus: float | None = None
     max_parallel: int | None = None
@@ -170,7 +172,7 @@ class ExploreOptions:
             held_out=None if self.held_out is None else os.path.realpath(self.held_out),
             baseline=not self.no_baseline,
             timeout=self.timeout,
-            time_budget=self.time_budget,
+            **self._find_budgets(agents),
             memory=self.memory,
             cpus=self.cpus,
             max_parallel=self.max_parallel,
@@ -194,6 +196,41 @@ class ExploreOptions:
             subdirectory=self.subdirectory,
             **own,
         )
+
+    def _find_budgets(self, agents: Mapping[str, Agent]) -> dict[str, Any]:
+        """Return the fields of the recipe for budgets. Raises UsageError for one that could not end anything."""
+        found: dict[str, float] = {}
+        for option, given, names in (
+            ("--budget", self.budgets, {"seconds": "time_budget", "usd": "usd_budget", "tokens": "token_budget"}),
+            ("--attempt-budget", self.attempt_budgets, {"usd": "attempt_usd_budget", "tokens": "attempt_token_budget"}),
+        ):
+            for kind, amount in given:
+                if kind not in names:
+                    raise click.UsageError(
+                        "--attempt-budget is in dollars or tokens; --timeout limits the time of each"
+                    )
+                if names[kind] in found:
+                    raise click.UsageError(f"{option} is given twice in {kind}: give it once")
+                found[names[kind]] = int(amount) if kind == "tokens" else amount
+        if found.keys() - {"time_budget"}:
+            self._check_spend_budget(agents)
+        return found
+
+    def _find_own_limit(self) -> float | None:
+        """Return the dollars after which an agent that has a limit of its own is to stop by itself."""
+        return min((amount for kind, amount in (*self.budgets, *self.attempt_budgets) if kind == "usd"), default=None)
+
+    def _check_spend_budget(self, agents: Mapping[str, Agent]) -> None:
+        silent = [agent.name for agent in agents.values() if agent.stream is None]
+        if silent or not agents:
+            what = f"agent {silent[0]!r} does" if silent else "shell commands do"
+            raise click.UsageError(
+                f"a budget in dollars or tokens needs to know them, but {what} not report any: "
+                "limit the time, such as --budget 30m"
+            )
+        if late := [agent.name for agent in agents.values() if agent.stream in _LATE]:
+            message = f"{' and '.join(late)} reports what it used only when it ends: the budget then stops the others"
+            warnings.warn(message, ForkwiseWarning, stacklevel=2)
 
     @property
     def is_exported(self) -> bool:
@@ -260,7 +297,7 @@ class ExploreOptions:
                     command = _fill(subject, prompt, model, variation.arguments)
                     label = Candidate.of(subject).label
                 else:
-                    command = _build_command(subject, prompt, model, variation.arguments)
+                    command = _build_command(subject, prompt, model, variation.arguments, self._find_own_limit())
                     label = subject.name
                 named = [(key, text) for key, text in variation.names if key != "agent"]
                 more = ", ".join(f"{key}={truncate_line(text, _WIDEST_VALUE)}" for key, text in named)
@@ -372,10 +409,12 @@ class ExploreOptions:
         )
 
 
-def _build_command(agent: Agent, prompt: str, model: str | None, arguments: Sequence[str]) -> tuple[str, ...]:
+def _build_command(
+    agent: Agent, prompt: str, model: str | None, arguments: Sequence[str], usd: float | None
+) -> tuple[str, ...]:
     """Return the command of an agent. Raises UsageError if the agent cannot take the model or the prompt."""
     try:
-        return agent.argv(prompt, model, arguments)
+        return agent.argv(prompt, model, arguments, usd=usd)
     except AgentError as error:
         raise click.UsageError(str(error)) from error
 
@@ -662,11 +701,22 @@ _OPTIONS = (
     ),
     click.option(
         "--budget",
-        "time_budget",
-        type=Duration(needs_unit=True),
-        metavar="DURATION",
+        "budgets",
+        type=Budget(),
+        multiple=True,
+        metavar="AMOUNT",
         show_default="no limit",
-        help="Running time of all attempts together, such as 30m. Then those that run are ended; others are judged.",
+        help="Running time (30m), dollars (2usd) or tokens (500ktokens) of all attempts together. Then those that run "
+        "are ended; others are judged. Repeatable.",
+    ),
+    click.option(
+        "--attempt-budget",
+        "attempt_budgets",
+        type=Budget(),
+        multiple=True,
+        metavar="AMOUNT",
+        show_default="no limit",
+        help="Dollars (0.50usd) or tokens (200ktokens) of each attempt by an agent. Then it is ended.",
     ),
     click.option(
         "--memory",

@@ -1,4 +1,4 @@
-"""The types of option values that are a duration or a size, with their units."""
+"""The types of option values that are a duration, a size or an amount to spend, with their units."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import click
 
-__all__ = ["Duration", "Processors", "Size", "duration_text"]
+__all__ = ["Budget", "Duration", "Processors", "Size", "duration_text"]
 
 _VALUE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_TOKENS = {f"{prefix}token{end}": 1000.0**n for n, prefix in enumerate(("", "k", "m")) for end in ("", "s")}
+_MOST = 1e12
 _LONGEST_S = 10 * 365 * 86400.0
 
 
@@ -71,6 +73,38 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         if not 1 <= size < 1 << 60 or not math.isfinite(size):
             self.fail(f"{value!r} is not a possible size; give one such as 512M or 2G", param, ctx)
         return int(size)
+
+
+class Budget(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """An amount to spend, with its kind: ``30m`` of running time, ``2usd`` or ``$2``, ``500ktokens``.
+
+    >>> Budget().convert("2usd", None, None), Budget().convert("500ktokens", None, None)
+    (('usd', 2.0), ('tokens', 500000.0))
+    """
+
+    name = "budget"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        """Convert the text; fail with examples if it is not an amount."""
+        if isinstance(value, tuple):
+            return value
+        text = str(value).strip()
+        found = _VALUE.fullmatch(text.removeprefix("$"))
+        unit = "" if found is None else found[2].lower()
+        if found is not None and (unit == "usd" or (text.startswith("$") and not unit)):
+            return "usd", self._check(float(found[1]), value, param, ctx)
+        if found is not None and unit in _TOKENS and not text.startswith("$"):
+            return "tokens", self._check(float(found[1]) * _TOKENS[unit], value, param, ctx)
+        if found is None or unit not in ("", *_SECONDS):
+            self.fail(f"{value!r} is not an amount such as 30m, 2usd or 500ktokens", param, ctx)
+        return "seconds", Duration(needs_unit=True).convert(text, param, ctx)
+
+    def _check(self, amount: float, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if not 0 < amount <= _MOST:
+            self.fail(
+                f"{value!r} is not a possible amount: give one above zero, such as 2usd or 500ktokens", param, ctx
+            )
+        return amount
 
 
 class Processors(click.FloatRange):

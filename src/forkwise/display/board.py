@@ -7,7 +7,7 @@ the process that runs it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,7 +41,9 @@ __all__ = [
     "attempt_record",
     "cost_text",
     "event_record",
+    "format_total",
     "rows_of",
+    "sum_costs",
     "tests_text",
     "time_text",
     "usage_text",
@@ -179,6 +181,13 @@ class Board:
         self._output.line()
         columns, rows = self._table(("attempt", "label", "state", "time", "files", "git", "tests", "score", "cost", ""))
         self._output.table(columns, rows, _FIT)
+        if text := self.total_text():
+            self._output.line(f"Together: {text}.")
+
+    def total_text(self) -> str:
+        """Format what the attempts cost together; empty if fewer than two have a known cost."""
+        attempts = [row.attempt for row in self.rows() if row.attempt.cost]
+        return format_total(sum_costs(attempts)) if len(attempts) > 1 else ""
 
     def rows(self) -> list[Row]:
         """Return the attempts; those nested in an attempt follow it."""
@@ -208,6 +217,8 @@ class Board:
         shown = [rows[i] for i in chosen]
         title = Text(f"{fork.kind} {fork.id}", style="bold")
         title.append(f"  {time_text((fork.ended or time.time()) - fork.started)}", style="dim")
+        if total := self.total_text():
+            title.append(f"  {total}", style="dim")
         parts: list[Any] = [title, grid(columns, shown, _FIT, console.width)]
         if len(rows) > len(shown):
             parts.append(Text(f"and {len(rows) - len(shown)} more", style="dim"))
@@ -367,6 +378,18 @@ def _cost_text(attempt: AttemptRecord) -> str:
     return cost_text(attempt.cost or {})
 
 
+def sum_costs(attempts: Iterable[AttemptRecord]) -> dict[str, Any]:
+    """Return the cost of attempts together; ``unpriced`` is the number of those that used tokens of unknown price."""
+    total: dict[str, Any] = {}
+    for cost in (attempt.cost or {} for attempt in attempts):
+        for name in ("usd", "input_tokens", "output_tokens"):
+            if isinstance(cost.get(name), int | float):
+                total[name] = total.get(name, 0) + cost[name]
+        if cost and not isinstance(cost.get("usd"), int | float):
+            total["unpriced"] = total.get("unpriced", 0) + 1
+    return total
+
+
 def cost_text(cost: Mapping[str, Any]) -> str:
     """Format what an attempt cost, or several: in dollars, or else in tokens; empty if neither is known.
 
@@ -394,6 +417,18 @@ def usage_text(verdict: Mapping[str, Any]) -> str:
     requests = usage["requests"]
     price = "" if usage.get("usd") is None else f", ${usage['usd']:.4f}"
     return f"{requests} request{'' if requests == 1 else 's'}, {tokens} tokens{price}"
+
+
+def format_total(total: Mapping[str, Any]) -> str:
+    """Format the sum of costs, and how many of them have no price.
+
+    >>> format_total({"usd": 1.5, "input_tokens": 10, "output_tokens": 5, "unpriced": 1})
+    '$1.50, 15 tokens, 1 without a known price'
+    """
+    price = cost_text({"usd": total["usd"]}) if "usd" in total else ""
+    tokens = total.get("input_tokens", 0) + total.get("output_tokens", 0)
+    unpriced = f"{total['unpriced']} without a known price" if price and total.get("unpriced") else ""
+    return ", ".join(filter(None, [price, f"{tokens} tokens" if tokens else "", unpriced]))
 
 
 def time_text(seconds: float) -> str:

@@ -30,6 +30,7 @@ from forkwise.git.ignore_rules import check_ignore
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit, OnConflict
+    from forkwise.fork.execute import SpendLimits
     from forkwise.git.ignore_rules import Ignore
     from forkwise.testing.report import TestReport
 
@@ -247,8 +248,8 @@ class Search:
                 self.stopped = self.detail["stopped"] = reason
 
     def _note_budget(self) -> None:
-        """Stop the search if its running time is used up. Attempts that had ended were judged before."""
-        reason = self.fork.time_budget.reason
+        """Stop the search if its time or money is used up. Attempts that had ended were judged before."""
+        reason = self.fork.time_budget.reason or self.fork.spend_budget.reason
         if reason is not None and self.stopped is None:
             self.stopped = self.detail["stopped"] = reason
             ended = sum(attempt.reason == reason for attempt in self.attempts)
@@ -428,6 +429,7 @@ class Options(TypedDict, total=False):
     has_prompt: bool
     stop_when: StopWhen | None
     time_budget: float | None
+    spend_limits: SpendLimits | None
     holds_on_interrupt: bool
     spec: dict[str, Any] | None
     kind: str | None
@@ -448,7 +450,7 @@ class Pattern(ABC):
 
     ``stop_when`` is ``"all-green"``, ``"no-gain:3"`` or ``"cost:2.50"`` (US dollars), or several in a list: then no
     further attempts are made. ``time_budget`` is the running time in seconds of all candidates together, without their
-    tests: when it is used up, those that run are ended.
+    tests: when it is used up, those that run are ended. ``spend_limits`` does the same for what agents cost.
 
     ``ignore`` leaves changed paths out of scores, conflicts and the commit, as ``Branch.set_ignore`` does; by default
     nothing is left out. An attempt that changed nothing else ranks below the others; if ``has_prompt`` says that
@@ -476,6 +478,7 @@ class Pattern(ABC):
         has_prompt: bool = False,
         stop_when: StopWhen | None = None,
         time_budget: float | None = None,
+        spend_limits: SpendLimits | None = None,
         holds_on_interrupt: bool = False,
         spec: dict[str, Any] | None = None,
         kind: str | None = None,
@@ -501,6 +504,7 @@ class Pattern(ABC):
             allow_empty=allow_empty,
             has_prompt=has_prompt,
             time_budget=time_budget,
+            spend_limits=spend_limits,
         )
         self._stop_rules = build_stop_rules(stop_when)
         self._commits = commit

@@ -29,6 +29,7 @@ from forkwise.fork.candidate import Candidate, OutputReader
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, scratch
 from forkwise.fork.evaluators.cross_tests import CrossTests
 from forkwise.fork.evaluators.tests import Tests
+from forkwise.fork.execute import SpendLimits
 from forkwise.fork.runner import Job, RunEnd, Runner, SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
 from forkwise.sandbox.limits import Limits
@@ -206,9 +207,10 @@ class Recipe:
     ``n`` attempts in each of ``rounds``.
 
     How they run: ``allowance`` is that of all commands, except those that have their own in ``own_allowances``.
-    ``memory`` and ``cpus`` limit each attempt and each test run. Candidates, tests and the judge start in
-    ``subdirectory`` of the workspace. ``frozen`` is that of the workspace, for resuming. With ``servers``, those of the
-    workspace's ``servers.toml`` run in each branch while its candidate runs, and while its tests run.
+    ``memory`` and ``cpus`` limit each attempt and each test run; ``SpendLimits`` has the budgets. Candidates, tests and
+    the judge start in ``subdirectory`` of the workspace. ``frozen`` is that of the workspace, for resuming. With
+    ``servers``, those of the workspace's ``servers.toml`` run in each branch while its candidate runs, and while its
+    tests run.
 
     How they are judged: ``tests`` is a test command, or ``auto`` to detect it; ``sealed``, ``seal``, ``held_out`` and
     ``baseline`` are those of ``Tests``. With ``cross_tests``, attempts are also scored by the tests that others added.
@@ -247,6 +249,10 @@ class Recipe:
     first_wins: bool = True
     timeout: float | None = None
     time_budget: float | None = None
+    usd_budget: float | None = None
+    token_budget: int | None = None
+    attempt_usd_budget: float | None = None
+    attempt_token_budget: int | None = None
     memory: int | None = None
     cpus: float | None = None
     max_parallel: int | None = None
@@ -351,6 +357,9 @@ class Recipe:
             "retest": self.retest,
             "stop_when": self.stop_when,
             "time_budget": self.time_budget,
+            "spend_limits": SpendLimits(
+                self.usd_budget, self.token_budget, self.attempt_usd_budget, self.attempt_token_budget
+            ),
             "holds_on_interrupt": True,
             "ignore": None if self.include_ignored else "git",
             "allow_empty": self.allow_empty,

@@ -171,10 +171,12 @@ class OutputReader(ABC):
     def take_steps(self) -> list[dict[str, Any]]:
         """Return what it did since the last call, as JSON values."""
 
-    @property
     @abstractmethod
-    def cost(self) -> dict[str, Any] | None:
-        """What it has cost so far, as the ledger records it; None if that is not known."""
+    def find_cost(self, *, by_list: bool = True) -> dict[str, Any] | None:
+        """Return what it has cost so far, as the ledger records it; None if nothing is known.
+
+        With ``by_list``, tokens are priced by a list if the command does not say what they cost, which takes longer.
+        """
 
     @property
     @abstractmethod

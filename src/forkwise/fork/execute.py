@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluation
     from forkwise.git.ignore_rules import Ignore
 
-__all__ = ["NO_CHANGE", "TimeBudget", "execute"]
+__all__ = ["NO_CHANGE", "SpendBudget", "SpendLimits", "TimeBudget", "execute"]
 
 NO_CHANGE = "no change"
 
@@ -103,6 +104,91 @@ class TimeBudget:
             task.cancel(self.reason)
 
 
+@dataclass(frozen=True, slots=True)
+class SpendLimits:
+    """What the attempts of a fork may spend, together and each, in dollars and in tokens; None is no limit."""
+
+    usd: float | None = None
+    tokens: int | None = None
+    attempt_usd: float | None = None
+    attempt_tokens: int | None = None
+
+    @property
+    def is_in_dollars(self) -> bool:
+        """Whether prices have to be known while attempts run."""
+        return self.usd is not None or self.attempt_usd is not None
+
+    def find_excess(self, usd: float, tokens: int, *, is_attempt: bool) -> str | None:
+        """Return which limit an amount has reached, in words; None if none."""
+        limits = (self.attempt_usd, self.attempt_tokens) if is_attempt else (self.usd, self.tokens)
+        whose = "its budget" if is_attempt else "the budget"
+        if limits[0] is not None and usd >= limits[0]:
+            return f"{whose} of ${limits[0]:g} was used up (${usd:.2f})"
+        if limits[1] is not None and tokens >= limits[1]:
+            return f"{whose} of {limits[1]} tokens was used up ({tokens})"
+        return None
+
+
+class SpendBudget:
+    """What the attempts of a fork have spent, as their output says, and the end of those that spend too much.
+
+    Once it is used up, ``reason`` says so: candidates that still run are cancelled, and no others are to be started.
+    """
+
+    def __init__(self, limits: SpendLimits | None) -> None:
+        self.limits = limits or SpendLimits()
+        self.reason: str | None = None
+        self._spent: dict[str, tuple[float, int]] = {}
+        self._running: dict[str, asyncio.Task[Any]] = {}
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is any limit."""
+        return self.limits != SpendLimits()
+
+    @contextmanager
+    def spend(self, attempt: str) -> Iterator[Callable[[OutputReader], None]]:
+        """Let the block's task be cancelled when too much is spent. Yield a function that checks what a reader knows.
+
+        The function may be called in any thread.
+        """
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def check(reader: OutputReader) -> None:
+            cost = reader.find_cost(by_list=self.limits.is_in_dollars) or {}
+            with suppress(RuntimeError):  # the event loop is closed: nothing is running any more
+                loop.call_soon_threadsafe(self.use, attempt, cost)
+
+        self._running[attempt] = task
+        try:
+            yield check
+        finally:
+            self._running.pop(attempt, None)
+
+    def use(self, attempt: str, cost: Mapping[str, Any]) -> None:
+        """Set what an attempt has spent so far, and end it, or all of them, if that is too much."""
+        amounts = _read_amounts(cost)
+        if amounts == self._spent.get(attempt):
+            return
+        self._spent[attempt] = amounts
+        excess = self.limits.find_excess(*amounts, is_attempt=True)
+        if excess is not None and attempt in self._running:
+            self._running[attempt].cancel(excess)
+        usd, tokens = (sum(values) for values in zip(*self._spent.values(), strict=True))
+        self.reason = self.reason or self.limits.find_excess(usd, int(tokens), is_attempt=False)
+        if self.reason is not None:
+            for task in list(self._running.values()):
+                task.cancel(self.reason)
+
+
+def _read_amounts(cost: Mapping[str, Any]) -> tuple[float, int]:
+    usd = cost.get("usd")
+    counts = [cost.get(name) for name in ("input_tokens", "output_tokens")]
+    is_known = isinstance(usd, int | float) and math.isfinite(usd)
+    return (float(usd) if is_known and usd else 0.0), sum(count for count in counts if isinstance(count, int))
+
+
 async def execute(attempt: Attempt, name: str) -> None:
     """Run an attempt to its end in a branch called ``name``.
 
@@ -123,7 +209,7 @@ async def execute(attempt: Attempt, name: str) -> None:
             finally:
                 output.finish()
                 facts |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
-                await run_in_thread(_finish_reader, attempt)
+                await finish(run_in_thread(_finish_reader, attempt))
                 await attempt.nested_runs.end()
                 # Even if it was cancelled, and before another attempt's commit changes what it is compared with.
                 facts["files"] = await finish(run_in_thread(_save_changes, attempt))
@@ -202,13 +288,19 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
         candidate.function,
         candidate.argv,
         settings.timeout,
-        on_output=_share(output, attempt.reader),
+        on_output=output.write,
         on_server_output=logs.write,
     )
     if candidate.argv is not None:
         job = await run_in_thread(_add_environment, job, attempt)
     try:
-        with logs, _report_progress(attempt, output), attempt.fork.time_budget.spend():
+        with logs, ExitStack() as watchers:
+            check = watchers.enter_context(attempt.fork.spend_budget.spend(attempt.id))
+            watchers.enter_context(_report_progress(attempt, output))
+            watchers.enter_context(attempt.fork.time_budget.spend())
+            if attempt.reader is not None:
+                is_checked = attempt.fork.spend_budget.is_limited
+                job = replace(job, on_output=_share(output, attempt.reader, check if is_checked else None))
             end = await settings.runner.run(job)
     finally:
         with suppress(FileNotFoundError):
@@ -239,14 +331,16 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
         return Judgement(False, reason=str(error), error=error)
 
 
-def _share(output: AttemptLog, reader: OutputReader | None) -> Callable[[str, bytes], None]:
-    """Return the function that gets the output: it goes to the log, and to the reader if there is one."""
-    if reader is None:
-        return output.write
+def _share(
+    output: AttemptLog, reader: OutputReader, check: Callable[[OutputReader], None] | None
+) -> Callable[[str, bytes], None]:
+    """Return the function that gets the output: it goes to the log and to the reader, then a budget is checked."""
 
     def write(stream: str, piece: bytes) -> None:
         output.write(stream, piece)
         reader.feed(stream, piece)
+        if check is not None:
+            check(reader)
 
     return write
 
@@ -261,7 +355,7 @@ def _finish_reader(attempt: Attempt) -> None:
     with suppress(LedgerError):  # such as a full disk: the end is still recorded
         if steps := reader.take_steps():
             ledger.record_steps(attempt.id, steps)
-        if cost := reader.cost:
+        if cost := reader.find_cost():
             ledger.record_cost(attempt.id, cost)
 
 
@@ -366,10 +460,11 @@ def _report_progress(attempt: Attempt, output: AttemptLog) -> Iterator[None]:
     """Write the attempt's progress to the ledger at intervals while the block runs."""
     loop = asyncio.get_running_loop()
     last_report: dict[str, Any] = {}
+    last_cost: dict[str, Any] = {}
     handle: asyncio.TimerHandle | None = None
 
     def report() -> None:
-        nonlocal handle, last_report
+        nonlocal handle, last_report, last_cost
         reader = attempt.reader
         activity = None if reader is None else reader.activity
         progress: dict[str, Any] = {
@@ -381,6 +476,10 @@ def _report_progress(attempt: Attempt, output: AttemptLog) -> Iterator[None]:
             with suppress(LedgerError):  # such as a full disk: the final record counts
                 if reader is not None and (steps := reader.take_steps()):
                     attempt.fork.ledger.record_steps(attempt.id, steps)
+                cost = None if reader is None else reader.find_cost(by_list=False)
+                if cost is not None and cost != last_cost:
+                    attempt.fork.ledger.record_cost(attempt.id, cost)
+                    last_cost = cost
                 attempt.fork.ledger.note_progress(attempt.id, **progress)
             last_report = progress
         handle = loop.call_later(_PROGRESS_INTERVAL, report)

@@ -32,7 +32,7 @@ from forkwise.fork.agent_paths import conclude_agent_paths
 from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.control import is_decided, poll_requests
-from forkwise.fork.execute import TimeBudget, execute
+from forkwise.fork.execute import SpendBudget, SpendLimits, TimeBudget, execute
 from forkwise.fork.resolve import Landed, commit_winner, decide_conflicts, land, shelve_losers
 from forkwise.fork.retest import Retest, prepare_commit
 from forkwise.fork.runner import InProcessRunner, Runner
@@ -176,7 +176,7 @@ class ForkSettings:
 
     ``ignore`` is what attempts' branches leave out (see ``Branch.set_ignore``). An attempt that changed nothing ranks
     below those that did, and fails if ``has_prompt`` says that something was to be done, unless ``allow_empty`` is set.
-    ``time_budget`` is the running time in seconds of all attempts together.
+    ``time_budget`` is the running time in seconds of all attempts together, ``spend_limits`` is what they may spend.
     """
 
     runner: Runner = field(default_factory=InProcessRunner)
@@ -194,6 +194,7 @@ class ForkSettings:
     allow_empty: bool = False
     has_prompt: bool = False
     time_budget: float | None = None
+    spend_limits: SpendLimits | None = None
 
 
 class Fork:
@@ -236,6 +237,7 @@ class Fork:
             inside.fork._slots if inside else asyncio.Semaphore(_check_parallel(self.settings.max_parallel))
         )
         self.time_budget: TimeBudget = inside.fork.time_budget if inside else TimeBudget(self.settings.time_budget)
+        self.spend_budget: SpendBudget = inside.fork.spend_budget if inside else SpendBudget(self.settings.spend_limits)
         self._polling: asyncio.Task[None] | None = None
         self._is_over = False
         self.is_detached = False
@@ -291,6 +293,8 @@ class Fork:
         self._known = {a.key: a for a in known}
         self._numbers = {a.key: a.number for a in reversed(known)}
         self.time_budget.use(sum(a.wall or 0.0 for a in known))
+        for attempt in known:
+            self.spend_budget.use(attempt.id, attempt.cost or {})
         self._polling = self._start_polling()
         return self
 
@@ -409,8 +413,8 @@ class Fork:
             async with self._slots:
                 if attempt.state != "pending":
                     return  # restored from the ledger
-                if self.time_budget.reason is not None:
-                    attempt.reason = self.time_budget.reason
+                if (reason := self.time_budget.reason or self.spend_budget.reason) is not None:
+                    attempt.reason = reason
                     attempt.record_end()
                     return
                 attempt.make_current()

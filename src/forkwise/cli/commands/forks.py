@@ -53,7 +53,9 @@ _TAIL_LINES = 20
 _WIDEST_LABEL = 40
 _WIDEST_STEP = 160
 _FORKS_FIT = Fit(
-    wrapped=("attempts", "commit"), shortened=("label",), optional=("best", "kind", "started", "label", "commit")
+    wrapped=("attempts", "commit"),
+    shortened=("label",),
+    optional=("best", "kind", "started", "cost", "label", "commit"),
 )
 
 
@@ -79,6 +81,7 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
     path, ledger = _open_ledger(directory)
     with ledger:
         found = ledger.summaries(None if everything else limit, outermost=not everything)
+        costs = {s.fork.id: _sum_costs(ledger, s.fork) for s in found}
     if output.as_json:
         from forkwise.display.subject import find_agents, find_prompts
 
@@ -90,6 +93,7 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
                 "prompt": next(iter(find_prompts(s.fork)), None),
                 "attempts": s.attempts,
                 "best": s.best,
+                "cost": costs[s.fork.id],
             }
             for s in found
         ]
@@ -97,9 +101,16 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
     elif not found:
         output.line("No forks yet. Start one with: forkwise run, best-of, speculate …")
     else:
-        columns = ("fork", "kind", "state", "attempts", "best", "started", "commit", "label")
+        columns = ["fork", "kind", "state", "attempts", "best", "started", "commit", "label"]
         redactor = process_redactor()
-        output.table(columns, [_fork_row(summary, redactor) for summary in found], _FORKS_FIT)
+        rows = [_fork_row(summary, redactor) for summary in found]
+        if any(costs.values()):
+            from forkwise.display.board import cost_text
+
+            columns.insert(5, "cost")
+            for summary, row in zip(found, rows, strict=True):
+                row.insert(5, cost_text(costs[summary.fork.id]))
+        output.table(columns, rows, _FORKS_FIT)
         advised = 0
         for summary in found:
             if advised == _MOST_ADVICE:
@@ -110,7 +121,18 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
                 output.line(f"{summary.fork.id} {advice}", "yellow")
 
 
-def _fork_row(summary: Summary, redactor: Redactor) -> tuple[str, ...]:
+def _sum_costs(ledger: Ledger, fork: ForkRecord) -> dict[str, Any]:
+    """Return what the attempts of a fork cost together; empty if no agent ran."""
+    from forkwise.display.subject import find_agents
+
+    if not find_agents(fork):
+        return {}
+    from forkwise.display.board import sum_costs
+
+    return sum_costs(ledger.attempts(fork.id))
+
+
+def _fork_row(summary: Summary, redactor: Redactor) -> list[str]:
     from forkwise.display.subject import format_subject
 
     fork = summary.fork
@@ -118,7 +140,7 @@ def _fork_row(summary: Summary, redactor: Redactor) -> tuple[str, ...]:
     counts = ", ".join(f"{count} {names.get(state, state)}" for state, count in summary.attempts.items())
     best = "" if summary.best is None else f"{summary.best:g}"
     label = truncate_line(redactor.redact(format_subject(fork, summary.label)), _WIDEST_LABEL)
-    return fork.id, fork.kind, fork.state, counts, best, _time_text(fork.started), _commit_text(fork), label
+    return [fork.id, fork.kind, fork.state, counts, best, _time_text(fork.started), _commit_text(fork), label]
 
 
 def remedy(fork: ForkRecord, directory: Path) -> str:
@@ -170,17 +192,23 @@ def show(name: str, printed: bool, stderr: bool, server: str | None, directory: 
 
 def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output, *, table: bool = True) -> None:
     """Print the details of a fork, and with ``table`` its attempts."""
-    from forkwise.display.board import Board, attempt_record
+    from forkwise.display.board import Board, attempt_record, format_total, sum_costs
     from forkwise.display.subject import find_agents, find_prompts, spec_record
     from forkwise.files.store.state import is_ordinary
     from forkwise.files.workspace import Workspace
     from forkwise.ledger.detached_run import load_detached_run
 
     board = Board(ledger, fork.id, output)
+    cost = sum_costs(row.attempt for row in board.rows())
     run = load_detached_run(ledger.directory, fork.id)
     if output.as_json:
         attempts = [attempt_record(row) for row in board.rows()]
-        more = {"spec": spec_record(fork), "attempts": attempts, "detached": None if run is None else _run_record(run)}
+        more = {
+            "spec": spec_record(fork),
+            "cost": cost,
+            "attempts": attempts,
+            "detached": None if run is None else _run_record(run),
+        }
         output.document({"fork": {**fork_record(fork), **more}})
         return
     output.line(f"{fork.id}: {fork.kind}, {fork.state}", "bold")
@@ -199,6 +227,7 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
             "no verdict": "; ".join(map(str, (fork.verdict or {}).get("failures", ()))),
             "decided": _resolution_text(fork),
             "commit": _commit_text(fork),
+            "cost": format_total(cost),
         },
     )
     for warning in (fork.verdict or {}).get("warnings", ()):
