@@ -108,7 +108,7 @@ def test_budget_of_attempts_in_turn(run: Run) -> None:
     ("value", "message"),
     [
         ("10", "'10' has no unit: 10s are seconds, 10m minutes, 10h hours"),
-        ("x", "is not a duration"),
+        ("x", "is not an amount"),
         ("0m", "above zero"),
     ],
 )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Verb, find_subdirectory, require_extra, stream_option, workspace_option
-from forkwise.cli.quantity import Budget, Duration, Processors, Size
+from forkwise.cli.quantity import Duration, Expense, Processors, Size
 from forkwise.cli.variation import STDIN, Variation, check_prompt, find_variations, read_prompt
 from forkwise.display.output import Output
 from forkwise.errors import AgentError, ForkwiseWarning
@@ -702,7 +702,7 @@ _OPTIONS = (
     click.option(
         "--budget",
         "budgets",
-        type=Budget(),
+        type=Expense(),
         multiple=True,
         metavar="AMOUNT",
         show_default="no limit",
@@ -712,7 +712,7 @@ _OPTIONS = (
     click.option(
         "--attempt-budget",
         "attempt_budgets",
-        type=Budget(),
+        type=Expense(),
         multiple=True,
         metavar="AMOUNT",
         show_default="no limit",

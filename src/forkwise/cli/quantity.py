@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-__all__ = ["Budget", "Duration", "Processors", "Size", "duration_text"]
+__all__ = ["Duration", "Expense", "Processors", "Size", "duration_text"]
 
 _VALUE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -75,10 +75,10 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         return int(size)
 
 
-class Budget(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+class Expense(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
     """An amount to spend, with its kind: ``30m`` of running time, ``2usd`` or ``$2``, ``500ktokens``.
 
-    >>> Budget().convert("2usd", None, None), Budget().convert("500ktokens", None, None)
+    >>> Expense().convert("2usd", None, None), Expense().convert("500ktokens", None, None)
     (('usd', 2.0), ('tokens', 500000.0))
     """
 
