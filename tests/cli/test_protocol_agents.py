@@ -102,4 +102,4 @@ def test_hostile_lines(update: dict[str, Any]) -> None:
     stream.feed("stdout", json.dumps({"type": "update", "update": update}).encode() + b"\n")
     stream.finish()
     assert all(format_step(step).isprintable() for step in stream.take_steps())
-    assert stream.cost is None
+    assert stream.find_cost() is None
