@@ -113,6 +113,31 @@ def test_what_the_user_committed_meanwhile_is_not_staged_as_deleted(
     checkout.check()
 
 
+@pytest.mark.parametrize("is_detached", [False, True])
+@pytest.mark.parametrize("words", [("reset", "-q", "--hard", "HEAD~1"), ("commit", "-q", "--amend", "-m", "other")])
+def test_a_commit_of_the_user_that_the_branch_took_back_stays(
+    checkout: Checkout, words: tuple[str, ...], is_detached: bool
+) -> None:
+    if is_detached:
+        checkout.git("checkout", "-q", "--detach")
+    branch = checkout.workspace.branch("try")
+    mine = checkout.commit(None, "mine.txt", "m\n")
+    checkout.git(*words, at=branch.path)
+    checkout.commit(branch, "one.txt", "1\n")
+    branch.commit(on_conflict="theirs")
+    checkout.git("merge-base", "--is-ancestor", mine, "HEAD")
+    assert checkout.git("log", "--all", "--format=%s").count("one.txt") == 1
+    checkout.check()
+
+
+def test_a_commit_from_before_the_fork_may_be_amended(checkout: Checkout) -> None:
+    branch = checkout.workspace.branch("try")
+    checkout.git("commit", "-q", "--amend", "-m", "better", at=branch.path)
+    branch.commit()
+    assert checkout.git("log", "--format=%s") == "better\n"
+    checkout.check()
+
+
 def test_undo_and_redo_move_references_and_index(checkout: Checkout) -> None:
     before = checkout.git("rev-parse", "HEAD")
     branch = checkout.workspace.branch("try")

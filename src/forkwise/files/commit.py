@@ -210,7 +210,7 @@ def _merge_repositories(branch: Branch, info: BranchInfo, scan: Scan) -> Reposit
         label=re.sub(r"[^A-Za-z0-9_-]+", "-", branch.name).strip("-") or "branch",
         scratch=branch.home,
         is_unchanged=is_unchanged,
-        forked_s=None if info.rebased else forked // 1_000_000_000 - 1,
+        forked_ns=None if info.rebased else forked,
         conflicts=[c.path for c in (*unresolved(info, scan), *find_conflicts(scan, forked))],
     )
     if merge.left:

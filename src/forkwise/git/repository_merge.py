@@ -74,14 +74,14 @@ def merge_repositories(
     label: str,
     scratch: str,
     is_unchanged: Callable[[Entry], bool],
-    forked_s: int | None,
+    forked_ns: int | None,
     conflicts: Iterable[str],
 ) -> RepositoryMerge:
     """Work out how to merge what a branch did to the repositories of a workspace; changes no file but adds objects.
 
     ``label`` names the branch's commits where they need a name. ``scratch`` is a directory on the filesystem of the
     branch's layer. ``is_unchanged`` says whether the workspace has not changed an entry since the fork, which was made
-    at ``forked_s``, None if that is not known; ``conflicts`` are paths that both changed.
+    at ``forked_ns``, None if that is not known; ``conflicts`` are paths that both changed.
     """
     found = {entry.path: entry for entry in entries}
     merge = RepositoryMerge()
@@ -98,7 +98,7 @@ def merge_repositories(
             merge.left |= data
             side = {name: found[path] for path, name in inside.items() if name}
             plain = sorted(p for p in inside if p in clashing and not is_data(inside[p]))
-            _merge_one(workspace, directory, own, side, versions, merge, label, scratch, is_unchanged, forked_s, plain)
+            _merge_one(workspace, directory, own, side, versions, merge, label, scratch, is_unchanged, forked_ns, plain)
     return merge
 
 
@@ -112,7 +112,7 @@ def _merge_one(
     label: str,
     scratch: str,
     is_unchanged: Callable[[Entry], bool],
-    forked_s: int | None,
+    forked_ns: int | None,
     plain: Sequence[str],
 ) -> None:
     edit = RepositoryEdit(workspace, directory, Repository("", "", ""), merge, label)
@@ -128,7 +128,7 @@ def _merge_one(
         edit.repository = open_repository(f"{workspace}/{directory}")
         ours = build_side(f"{workspace}/{directory}", entries, versions)
         check_format(ours.read("config") or b"")
-        _Merger(edit, ours, entries, versions, scratch, is_unchanged, forked_s).run()
+        _Merger(edit, ours, entries, versions, scratch, is_unchanged, forked_ns).run()
     except (GitError, OSError) as error:
         edit.give_up(f"what the branch did in the repository was left out: {error}")
 
@@ -159,7 +159,7 @@ class _Merger:
         versions: Versions,
         scratch: str,
         is_unchanged: Callable[[Entry], bool],
-        forked_s: int | None,
+        forked_ns: int | None,
     ) -> None:
         self.edit = edit
         self.ours = ours
@@ -168,7 +168,7 @@ class _Merger:
         self.versions = versions
         self.scratch = scratch
         self.is_unchanged = is_unchanged
-        self.forked_s = forked_s
+        self.forked_ns = forked_ns
         self.lines: dict[str, list[LogLine]] = {}
         self.references: list[list[str | None]] = []
         self.index: list[list[Any]] = []
@@ -372,6 +372,8 @@ class _Merger:
             return new
         behind, ahead = self._compare(old, new)
         is_forward = behind == 0
+        # The branch saw what the user committed since the fork, so that it may have reset or amended that.
+        is_only_ours = is_only_ours and (is_forward or not self._list_lines_since_fork(name))
         if blocked is not None:
             self._keep(name, new, f"{blocked} is in progress in the workspace")
             return old
@@ -401,6 +403,7 @@ class _Merger:
         lines, is_only_ours = log
         if new not in self.known:
             return old
+        is_only_ours = is_only_ours and not self._list_lines_since_fork("HEAD")
         if blocked is None and (is_only_ours or self._is_ancestor(old, new)):
             target = new
         elif self._is_ancestor(new, old):
@@ -505,6 +508,15 @@ class _Merger:
         """Return whether the workspace has not written a reference since the fork, as far as that can be told."""
         found = [self.entries[path] for path in (name, "packed-refs") if path in self.entries]
         return bool(found) and all(entry.old is None or self.is_unchanged(entry) for entry in found)
+
+    def _list_lines_since_fork(self, name: str) -> list[LogLine]:
+        """List what the workspace added to a log since the fork, or up to a second before it: git counts in seconds."""
+        lines = self.theirs.log(name)
+        if self.forked_ns is None or not lines:
+            return lines
+        if os.lstat(f"{self.theirs.directory}/logs/{name}").st_ctime_ns < self.forked_ns:
+            return []
+        return [line for line in lines if _read_time(line) >= self.forked_ns // 1_000_000_000]
 
     def _is_ancestor(self, one: str, other: str) -> bool:
         return self.edit.run("merge-base", "--is-ancestor", one, other).returncode == 0
@@ -712,7 +724,7 @@ class _Merger:
         found = [tip or self._empty_tree()]
         if name in self.entries:
             return found
-        lines = [line for line in self.theirs.log("HEAD") if self.forked_s is None or _read_time(line) >= self.forked_s]
+        lines = self._list_lines_since_fork("HEAD")
         found += [one for line in reversed(lines[-_MOST_BASES:]) for one in (line.new, line.old)]
         found += [lines[0].old] if lines else []
         return [self._empty_tree() if is_absent(one) else one for one in dict.fromkeys(found)]
