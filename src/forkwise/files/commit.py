@@ -150,7 +150,7 @@ def _try_commit(
     try:
         whole = branch._scan()
         ignored = find_ignored(branch, whole, ignore)
-        merge = _merge_repositories(branch, info, whole)
+        merge = _merge_repositories(branch, info, whole, on_conflict)
         executors = _check_executables(branch, whole.without(ignored), allow=allow)
         ignored |= merge.left
         scan = whole.without(ignored)
@@ -184,16 +184,21 @@ def _try_commit(
     return record
 
 
-def _merge_repositories(branch: Branch, info: BranchInfo, scan: Scan) -> RepositoryMerge:
-    """Work out how the branch's work in git repositories is merged. A commit into another branch takes it as files."""
+def _merge_repositories(branch: Branch, info: BranchInfo, scan: Scan, on_conflict: OnConflict) -> RepositoryMerge:
+    """Work out how the branch's work in git repositories is merged. A commit into another branch takes it as files.
+
+    That is complete, because a branch does not change while it has branches of its own, except after a rebase.
+    """
     directories = [touched.path for touched in scan.touched]
     target = branch.workspace.target
     found = find_repository_paths(target, [*(e.path for e in scan.entries), *directories])
-    if branch.parent is not branch.workspace or not found:
+    is_nested = branch.parent is not branch.workspace
+    if not found or (is_nested and (not info.unmerged or on_conflict not in ("ours", "theirs"))):
         return RepositoryMerge()
-    from forkwise.git.repository_merge import merge_repositories  # noqa: PLC0415 - loaded on use
+    from forkwise.git.repository_merge import keep_references, merge_repositories  # noqa: PLC0415 - loaded on use
 
     forked = info.forked_at_earliest
+    label = re.sub(r"[^A-Za-z0-9_-]+", "-", branch.name).strip("-") or "branch"
 
     def is_unchanged(entry: Entry) -> bool:
         # A rebase sets the time of the fork anew, so after one nobody can tell.
@@ -203,11 +208,20 @@ def _merge_repositories(branch: Branch, info: BranchInfo, scan: Scan) -> Reposit
     def open_versions() -> Versions:
         return Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes)
 
+    if is_nested:
+        return keep_references(
+            target,
+            scan.entries,
+            open_versions,
+            label=label,
+            conflicts=[conflict.path for conflict in unresolved(info, scan)],
+            are_old_lost=on_conflict == "ours",
+        )
     merge = merge_repositories(
         target,
         scan.entries,
         open_versions,
-        label=re.sub(r"[^A-Za-z0-9_-]+", "-", branch.name).strip("-") or "branch",
+        label=label,
         scratch=branch.home,
         is_unchanged=is_unchanged,
         forked_ns=None if info.rebased else forked,

@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import GitError
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.scan import Entry
     from forkwise.files.versions import Versions
 
-__all__ = ["merge_repositories"]
+__all__ = ["keep_references", "merge_repositories"]
 
 _UNPACK_LIMIT = 100
 _MOST_TIPS = 5_000
@@ -100,6 +101,52 @@ def merge_repositories(
             plain = sorted(p for p in inside if p in clashing and not is_data(inside[p]))
             _merge_one(workspace, directory, own, side, versions, merge, label, scratch, is_unchanged, forked_ns, plain)
     return merge
+
+
+def keep_references(
+    workspace: str,
+    entries: Iterable[Entry],
+    open_versions: Callable[[], Versions],
+    *,
+    label: str,
+    conflicts: Iterable[str],
+    are_old_lost: bool,
+) -> RepositoryMerge:
+    """Give the commits that a commit into another branch would leave without a reference one of their own.
+
+    There a repository is taken as files, and of a reference that both sides moved one value is lost: the parent's if
+    ``are_old_lost``, else the branch's. ``conflicts`` are the paths that both changed.
+    """
+    found = {entry.path: entry for entry in entries}
+    merge = RepositoryMerge()
+    paths = find_repository_paths(workspace, [path for path in conflicts if path in found])
+    if not paths:
+        return merge
+    with open_versions() as versions:
+        for directory, inside in sorted(list_repositories(workspace, paths).items()):
+            edit = RepositoryEdit(workspace, directory, Repository("", "", ""), merge, label)
+            side = {name: found[path] for path, name in inside.items()}
+            lost, left = RepositorySide(""), RepositorySide("")
+            lost.changed = {n: partial(versions.old if are_old_lost else versions.new, e) for n, e in side.items()}
+            left.changed = {n: partial(versions.new if are_old_lost else versions.old, e) for n, e in side.items()}
+            for tip, name in _list_lost_tips(lost, left).items():
+                merge.contents[f"{directory}/refs/heads/forkwise/{label}-{tip[:10]}"] = f"{tip}\n".encode()
+                of_whom = "the parent's" if are_old_lost else "the branch's"
+                edit.tell(f"{describe_reference(name)}: {of_whom} commits are in forkwise/{label}-{tip[:10]}")
+    return merge
+
+
+def _list_lost_tips(lost: RepositorySide, left: RepositorySide) -> dict[str, str]:
+    """Return the commits that only one side's references and stashes have, each with the name that it has there."""
+    names = [name for name in lost.changed if name.startswith("refs/")]
+    names += [*(lost.packed.keys() | left.packed.keys())] if "packed-refs" in lost.changed else []
+    pairs = [(name, lost.resolve(name), left.resolve(name)) for name in names]
+    pairs += [("HEAD", lost.head, left.head)] if "HEAD" in lost.changed else []
+    found = {one: name for name, one, other in pairs if one and one != other and not one.startswith("refs/")}
+    if "logs/refs/stash" in lost.changed:
+        kept = {line.new for line in left.log("refs/stash")}
+        found |= {line.new: "refs/stash" for line in lost.log("refs/stash") if line.new not in kept}
+    return found
 
 
 def _merge_one(
