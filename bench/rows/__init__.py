@@ -18,6 +18,7 @@ from bench.rows.live import measure_live
 from bench.rows.live_files import measure_live_files
 from bench.rows.live_fork import measure_live_fork
 from bench.rows.modules import measure_modules
+from bench.rows.preview import measure_preview
 from bench.rows.sandbox import measure_sandbox
 from bench.rows.start import measure_start
 from bench.rows.terminal import measure_terminal
@@ -35,6 +36,7 @@ ROWS: dict[str, Callable[[Scratch], list[Line]]] = {
     "git-status": measure_git_status,
     "worktree": measure_worktree,
     "sandbox": measure_sandbox,
+    "preview": measure_preview,
     "explore": measure_explore,
     "ledger": measure_ledger,
     "start": measure_start,

@@ -36,6 +36,7 @@ TOKEN = "forkwise-token"
 
 _HEAD_TIMEOUT_S = 20.0
 _MAX_CONNECTIONS = 256
+_IDLE_THREADS = 8
 _PIECE = 256 << 10
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _TRIED_PORTS = 20
@@ -75,8 +76,9 @@ class PreviewListener:
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._idle = dict.fromkeys(self._sockets, 0)
         for listening in self._sockets:
-            threading.Thread(target=self._accept, args=(listening,), name="preview", daemon=True).start()
+            self._add_thread(listening)
 
     def __enter__(self) -> PreviewListener:
         return self
@@ -104,7 +106,13 @@ class PreviewListener:
         """Return the token of a label, for the field ``Forkwise-Token`` of programs that take no cookies."""
         return self._tokens.make("url", label)
 
+    def _add_thread(self, listening: socket.socket) -> None:
+        with self._lock:
+            self._idle[listening] += 1
+        threading.Thread(target=self._accept, args=(listening,), name="preview", daemon=True).start()
+
     def _accept(self, listening: socket.socket) -> None:
+        """Accept connections and serve them, as one of several threads: none hands a connection to another one."""
         while True:
             try:
                 client, _ = listening.accept()
@@ -117,7 +125,16 @@ class PreviewListener:
                 _answer(client, 503, "too many connections are open; close some pages")
                 client.close()
                 continue
-            threading.Thread(target=self._serve, args=(client,), name="preview", daemon=True).start()
+            with self._lock:
+                self._idle[listening] -= 1
+                is_last = self._idle[listening] == 0
+            if is_last:
+                self._add_thread(listening)
+            self._serve(client)
+            with self._lock:
+                if self._idle[listening] >= _IDLE_THREADS:
+                    return
+                self._idle[listening] += 1
 
     def _serve(self, client: socket.socket) -> None:
         try:

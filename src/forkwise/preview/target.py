@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchNotFoundError, ProcessBranchError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Target", "TargetBook", "find_target", "list_targets"]
 
 _CONNECT_TIMEOUT_S = 10.0
+_SPARE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +62,71 @@ def list_targets(workspace: Workspace) -> Iterator[Target]:
                 yield target
 
 
+class _EnteredSpace:
+    """A network with some sockets opened ahead of need, because the process inside takes a while to answer."""
+
+    def __init__(self, space: NetworkSpace) -> None:
+        self._space = space
+        self._spare: SimpleQueue[socket.socket] = SimpleQueue()
+        self._filling = threading.Lock()
+
+    def connect(self, port: int) -> socket.socket:
+        """Connect to a port of 127.0.0.1 inside."""
+        try:
+            opened = self._spare.get_nowait()
+        except Empty:
+            opened = self._space.open_socket()
+        if self._spare.qsize() < _SPARE // 2 and self._filling.acquire(blocking=False):
+            threading.Thread(target=self._fill, name="preview", daemon=True).start()
+        return _connect(opened, ("127.0.0.1", port))
+
+    def connect_by_ipv6(self, port: int) -> socket.socket:
+        """Connect to a port of ::1 inside."""
+        return _connect(self._space.open_socket(socket.AF_INET6), ("::1", port))
+
+    def _fill(self) -> None:
+        try:
+            with suppress(ProcessBranchError, OSError):  # it has ended, which the next request reports
+                while self._spare.qsize() < _SPARE:
+                    self._spare.put(self._space.open_socket())
+        finally:
+            self._filling.release()
+
+    def close(self) -> None:
+        """Leave the network."""
+        with self._filling, suppress(Empty):
+            while True:
+                self._spare.get_nowait().close()
+        self._space.close()
+
+
+def _connect(opened: socket.socket, address: tuple[str, int]) -> socket.socket:
+    try:
+        opened.settimeout(_CONNECT_TIMEOUT_S)
+        opened.connect(address)
+        opened.settimeout(None)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
 class TargetBook:
     """The networks that one listener has entered, by label. Any thread may use it."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._lock = threading.Lock()
-        self._spaces: dict[str, tuple[ProcessId, NetworkSpace]] = {}
+        self._spaces: dict[str, tuple[ProcessId, _EnteredSpace]] = {}
 
     def connect(self, label: str, port: int | None) -> socket.socket:
         """Connect to a port of the branch with a label; without a port, to the only one. Raises TargetError."""
         process, space = self._enter(label)
         if port is None:
             port = self._choose_port(label, process)
-        for host in ("127.0.0.1", "::1"):
+        for connect in (space.connect, space.connect_by_ipv6):
             try:
-                return space.connect(port, host, timeout=_CONNECT_TIMEOUT_S)
+                return connect(port)
             except ProcessBranchError as error:
                 raise TargetError(f"what ran in {label} has ended") from error
             except OSError as error:
@@ -89,7 +140,7 @@ class TargetBook:
                 space.close()
             self._spaces.clear()
 
-    def _enter(self, label: str) -> tuple[ProcessId, NetworkSpace]:
+    def _enter(self, label: str) -> tuple[ProcessId, _EnteredSpace]:
         with self._lock:
             known = self._spaces.get(label)
             if known is not None and known[0].alive:
@@ -99,7 +150,7 @@ class TargetBook:
             for target in list_targets(self._workspace):
                 if target.label == label and target.process is not None:
                     try:
-                        entered = target.process, NetworkSpace.attach(target.process)
+                        entered = target.process, _EnteredSpace(NetworkSpace.attach(target.process))
                     except ProcessBranchError as error:
                         raise TargetError(f"the network of {label} cannot be entered: {error}") from error
                     self._spaces[label] = entered

@@ -122,6 +122,8 @@ class ServerGroup:
         try:
             if self._servers:
                 self._serving_fd = hold_serving(self._branch.home)
+            if self._servers and self.space is not None:
+                self.space.register(self._branch)  # for forkwise open
             for server in self._servers:
                 self._start_server(server)
         except BaseException:

@@ -168,10 +168,10 @@ def _find_target(workspace: Workspace, ledger: Ledger, name: str, directory: Pat
     target = find_target(branch)
     if target.process is None:
         shown = branch.branch_path.removeprefix("/main/") if branch.branch_path.count("/") == 2 else branch.branch_path
-        words = ("branch", "run", shown, "--network", "none", "--", "COMMAND")
+        words = ("branch", "run", shown, "--servers", "--", "COMMAND")
         raise click.ClickException(
-            f"nothing runs in {name} now, or it has no network of its own: start a server there with "
-            f"{command_line(directory, *words)}, and look into it from another terminal"
+            f"nothing runs in {name} now, or it uses the host's network: start its servers again with "
+            f"{command_line(directory, *words)}, and open it from another terminal"
         )
     return target
 
