@@ -47,6 +47,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", "ignore:changes that an agent makes in")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what root runs a second time, as another user, as integration tests: that takes as long once more."""
+    for item in items if os.geteuid() == 0 else ():
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if parameters.get("user") in ("nobody", "unprivileged"):
+            item.add_marker(pytest.mark.integration)
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(_STATE, ignore_errors=True)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration  # each starts Python anew
+
 WITHOUT = """
 import sys
 for name in sys.argv.pop(1).split(","):

@@ -1,4 +1,7 @@
-"""Every example of the documentation that forkwise follows runs unchanged except for the import."""
+"""Every example of the documentation that forkwise follows runs unchanged except for the import.
+
+For root, those as another user are integration tests.
+"""
 
 from __future__ import annotations
 

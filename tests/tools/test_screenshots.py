@@ -16,6 +16,7 @@ from tools.screenshots.tree_scene import TREE_SCENES, draw_tree
 IMAGES = Path(__file__).parents[2] / "docs/images"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("draw", "scenes"),
     [(draw_chat, CHAT_SCENES), (draw_fork, FORK_SCENES), (draw_tree, TREE_SCENES)],
