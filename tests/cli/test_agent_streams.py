@@ -173,3 +173,85 @@ def test_budgets_that_could_end_nothing(
         install(name, "exit 1")
     result = run("run", *words, code=2)
     assert message in result.stderr
+
+
+REMEMBERING = """\
+id=${1#--session-id=}
+case "$*" in
+  *--resume*) cat ~/.claude/projects/*/$2.jsonl >> a.txt; echo "went on with $2" >> a.txt; exit 0 ;;
+esac
+for word; do case $word in --session-id=*) id=${word#*=} ;; esac; done
+printf '{"type":"system","subtype":"init","session_id":"%s"}\\n' "$id"
+project=~/.claude/projects/$(pwd | sed 's/[^A-Za-z0-9]/-/g')
+mkdir -p "$project" && echo "session of $FORKWISE_ATTEMPT" > "$project/$id.jsonl"
+echo "by $FORKWISE_ATTEMPT" > a.txt
+"""
+
+
+def test_only_the_winner_leaves_its_session_and_says_how_to_continue_it(
+    run: Run, ask: Ask, home: Path, install: Callable[[str, str], None]
+) -> None:
+    install("claude", REMEMBERING)
+    shown = run("best-of", "3", "--agent", "claude", "fix it").stdout
+    [fork] = ask("ls")["forks"]
+    attempts = ask("show", fork["id"])["fork"]["attempts"]
+    assert len({attempt["session"] for attempt in attempts}) == 3
+    [winner] = [attempt for attempt in attempts if attempt["won"]]
+    assert f"Continue with: claude --resume {winner['session']}\n" in shown
+    [kept] = (home / ".claude/projects").glob("*/*.jsonl")
+    assert kept.stem == winner["session"]
+    said = run("continue", winner["id"], code=1).stderr
+    assert f"its session is yours: claude --resume {winner['session']}" in said
+    [loser, _] = [attempt for attempt in attempts if not attempt["won"]]
+    assert "--keep or --no-commit" in run("continue", loser["id"], code=1).stderr
+
+
+def test_a_kept_attempt_is_continued_in_its_branch(
+    run: Run, ask: Ask, project: Path, home: Path, install: Callable[[str, str], None], command: Callable[..., Any]
+) -> None:
+    install("claude", REMEMBERING)
+    shown = run("best-of", "2", "--no-commit", "--agent", "claude", "fix it").stdout
+    [fork] = ask("ls")["forks"]
+    assert f"Continue with: forkwise continue {fork['id']}.1" in shown
+    second = ask("show", f"{fork['id']}.2")["attempt"]
+    done = command("continue", second["id"])
+    assert (done.returncode, done.stdout) == (0, f"Commit it with: forkwise pick {second['id']}\n"), done.stderr
+    assert not list((home / ".claude").glob("projects/*/*"))
+    run("pick", second["id"])
+    assert (project / "a.txt").read_text() == f"by 2\nsession of 2\nwent on with {second['session']}\n"
+    assert [path.stem for path in (home / ".claude/projects").glob("*/*")] == [second["session"]]
+
+
+def test_a_session_with_an_impossible_id_is_not_a_command(
+    run: Run, ask: Ask, install: Callable[[str, str], None]
+) -> None:
+    event = {"type": "system", "subtype": "init", "session_id": "--mcp-config=/tmp/x; rm -rf ~"}
+    install("claude", f"echo '{json.dumps(event)}'; echo fixed > a.txt")
+    assert "Continue" not in run("run", "--no-commit", "--agent", "claude", "fix it").stdout
+    [fork] = ask("ls")["forks"]
+    assert "impossible id" in run("continue", f"{fork['id']}.1", code=1).stderr
+
+
+def test_an_agent_that_cannot_start_is_started_once(
+    run: Run, ask: Ask, home: Path, install: Callable[[str, str], None]
+) -> None:
+    install("claude", "echo 'Invalid API key · Please run /login' >&2; exit 1")
+    shown = run("best-of", "4", "--agent", "claude", "fix it", code=7).stdout
+    assert shown.count(" started: claude\n") == 1
+    [fork] = ask("ls")["forks"]
+    first, *others = ask("show", fork["id"])["fork"]["attempts"]
+    assert (first["state"], first["fault"]) == ("faulted", "provider")
+    assert first["reason"] == "Invalid API key · Please run /login (exit code 1)"
+    assert {other["reason"] for other in others} == {f"not started: {first['id']} ended with {first['reason']}"}
+    assert {other["state"] for other in others} == {"faulted"}
+
+
+def test_one_agent_that_cannot_start_does_not_stop_another(
+    run: Run, ask: Ask, install: Callable[[str, str], None]
+) -> None:
+    install("claude", "echo 'Not logged in' >&2; exit 1")
+    install("codex", f"{stream_of('codex')}; echo fixed > a.txt")
+    run("best-of", "4", "--vary", "agent=claude,codex", "fix it")
+    [fork] = ask("ls")["forks"]
+    states = [(a["agent"], a["state"]) for a in ask("show", fork["id"])["fork"]["attempts"]]
+    assert sorted(states) == [("claude", "faulted")] * 2 + [("codex", "succeeded")] * 2

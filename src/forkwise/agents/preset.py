@@ -26,7 +26,7 @@ from forkwise.config.config_file import AGENTS, ConfigFile, format_ignored, read
 from forkwise.errors import AgentError, ConfigError
 from forkwise.fork.agent_paths import AgentPaths
 
-__all__ = ["Agent", "find_agent", "list_widened", "load_agents"]
+__all__ = ["Agent", "find_agent", "find_resume_argv", "list_widened", "load_agents"]
 
 PACKAGED = Path(__file__).with_name("agents.toml")
 """The tables that come with forkwise."""
@@ -209,6 +209,17 @@ def load_agents(workspace: Path) -> dict[str, Agent]:
     """Return all agents by name: those of forkwise, overridden by the user's, overridden by the workspace's."""
     sources = _Sources(workspace)
     return {name: sources.build(name) for name in sources.tables}
+
+
+def find_resume_argv(name: str | None, session: str | None, workspace: Path) -> tuple[str, ...]:
+    """Return the command that continues a session of the agent ``name``; empty if there is none."""
+    if name is None or session is None:
+        return ()
+    try:
+        agent = load_agents(workspace).get(name)
+        return () if agent is None else agent.resume_argv(session)
+    except (AgentError, ConfigError):
+        return ()
 
 
 def list_widened(file: ConfigFile, workspace: Path) -> list[str]:

@@ -247,6 +247,11 @@ class AgentStream(OutputReader):
         self._read_postponed()
         return None if self._activity is None else to_line(format_step(self._activity)) or None
 
+    @property
+    def has_answer(self) -> bool:
+        with self._lock:
+            return bool(self._step_count or self._requests or self._is_message_open or self._plain)
+
     def take_steps(self) -> list[dict[str, Any]]:
         with self._lock:
             steps, self._steps = self._steps, []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import warnings
@@ -396,6 +397,8 @@ def _print_outcome(
         _print_failure(progress)
     _print_verdict(outcome, options, progress)
     _print_commit(outcome, options)
+    if line := _find_continuation(outcome, options, progress):
+        options.output.line(f"Continue with: {line}")
     _print_exported(exported, options.output)
     if git is not None:
         options.output.line(f"In git: {git.id[:10]} on {git.branch or 'a detached HEAD'}.")
@@ -414,6 +417,19 @@ def _print_answer(outcome: SpeculationOutcome, options: ExploreOptions, progress
         options.output.line(f"{winner.agent or winner.id} says:", "bold")
         options.output.text(winner.answer)
         options.output.line()
+
+
+def _find_continuation(outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress) -> str:
+    """Return the command line that continues the session of the winner's agent; empty if there is none."""
+    from forkwise.agents.preset import find_resume_argv
+
+    if outcome.winner is None or outcome.winner.attempt is None:
+        return ""
+    winner = progress.ledger.attempt(outcome.winner.attempt)
+    argv = find_resume_argv(winner.agent, winner.session, options.directory)
+    if not argv or outcome.commit is not None:
+        return shlex.join(argv)
+    return command_line(options.directory, "continue", winner.id)
 
 
 def _print_verdict(outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress) -> None:
@@ -502,6 +518,7 @@ def _outcome_record(
         "report": None if options.report is None else str(options.report),
         "note": outcome.note,
         "verdict": progress.ledger.fork(outcome.fork or "").verdict,
+        "continue": _find_continuation(outcome, options, progress) or None,
         "warnings": list(outcome.warnings),
         "attempts": [attempt_record(row) for row in board.rows()],
     }

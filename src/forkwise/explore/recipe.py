@@ -374,10 +374,18 @@ class Recipe:
         default = self._build_sandbox_runner(self.allowance, servers)
         return _RunnerByCommand(default, own) if own else default
 
-    def _build_sandbox_runner(self, allowance: Allowance, servers: Sequence[Server]) -> SandboxRunner:
+    def build_candidate_confinement(self, command: tuple[str, ...]) -> Confinement:
+        """Build the confinement of the candidate with this command."""
+        return self._confine(dict(self.own_allowances).get(command, self.allowance))
+
+    def _confine(self, allowance: Allowance) -> Confinement:
         confinement = allowance.apply_to(self.build_confinement())
         if self.held_out is not None:
             confinement = replace(confinement, hidden=(*confinement.hidden, self.held_out))
+        return confinement
+
+    def _build_sandbox_runner(self, allowance: Allowance, servers: Sequence[Server]) -> SandboxRunner:
+        confinement = self._confine(allowance)
         return SandboxRunner(
             confinement,
             allowance.paths,

@@ -167,6 +167,11 @@ class OutputReader(ABC):
     def activity(self) -> str | None:
         """What the command does now, as a line; None if its last line of output says it."""
 
+    @property
+    @abstractmethod
+    def has_answer(self) -> bool:
+        """Whether the service behind the command has answered, so that another command can expect that, too."""
+
     @abstractmethod
     def take_steps(self) -> list[dict[str, Any]]:
         """Return what it did since the last call, as JSON values."""

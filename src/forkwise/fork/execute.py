@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluation
     from forkwise.git.ignore_rules import Ignore
 
-__all__ = ["NO_CHANGE", "SpendBudget", "SpendLimits", "TimeBudget", "execute"]
+__all__ = ["NO_CHANGE", "SpendBudget", "SpendLimits", "StartGate", "TimeBudget", "execute"]
 
 NO_CHANGE = "no change"
 
@@ -182,6 +182,33 @@ class SpendBudget:
                 task.cancel(self.reason)
 
 
+class StartGate:
+    """Holds the attempts of one agent back until its first attempt shows that the agent can work at all.
+
+    That is when the provider has answered it, when it is over, or after ``patience`` seconds. If the first attempt ends
+    because the agent cannot start, ``reason`` says why, and the others are not started.
+    """
+
+    def __init__(self, first: str, patience: float = 3.0) -> None:
+        self.reason: str | None = None
+        self._first = first
+        self._patience = patience
+        self._opened = asyncio.Event()
+
+    async def wait(self, attempt: str) -> None:
+        """Wait until an attempt may start."""
+        if attempt == self._first:
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._opened.wait(), self._patience)
+
+    def open(self, attempt: str, judgement: Judgement | None = None) -> None:
+        """Let the others start, or not, because an attempt was answered or has ended."""
+        if judgement is not None and judgement.blocks_others and self.reason is None:
+            self.reason = f"not started: {attempt} ended with {judgement.reason}"
+        self._opened.set()
+
+
 def _read_amounts(cost: Mapping[str, Any]) -> tuple[float, int]:
     usd = cost.get("usd")
     counts = [cost.get(name) for name in ("input_tokens", "output_tokens")]
@@ -313,6 +340,7 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
     if attempt.reader is not None:
         attempt.reader.finish()
         judgement = attempt.reader.explain(judgement)
+        attempt.fork.find_gate(attempt).open(attempt.id, judgement)
     attempt.message = judgement.message
     if not judgement.success:
         is_full = judgement.fault is None and await run_in_thread(is_disk_full, branch.home)
@@ -476,6 +504,8 @@ def _report_progress(attempt: Attempt, output: AttemptLog) -> Iterator[None]:
             with suppress(LedgerError):  # such as a full disk: the final record counts
                 if reader is not None and (steps := reader.take_steps()):
                     attempt.fork.ledger.record_steps(attempt.id, steps)
+                if reader is not None and reader.has_answer:
+                    attempt.fork.find_gate(attempt).open(attempt.id)
                 cost = None if reader is None else reader.find_cost(by_list=False)
                 if cost is not None and cost != last_cost:
                     attempt.fork.ledger.record_cost(attempt.id, cost)

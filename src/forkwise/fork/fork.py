@@ -32,7 +32,7 @@ from forkwise.fork.agent_paths import conclude_agent_paths
 from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.control import is_decided, poll_requests
-from forkwise.fork.execute import SpendBudget, SpendLimits, TimeBudget, execute
+from forkwise.fork.execute import SpendBudget, SpendLimits, StartGate, TimeBudget, execute
 from forkwise.fork.resolve import Landed, commit_winner, decide_conflicts, land, shelve_losers
 from forkwise.fork.retest import Retest, prepare_commit
 from forkwise.fork.runner import InProcessRunner, Runner
@@ -238,6 +238,7 @@ class Fork:
         )
         self.time_budget: TimeBudget = inside.fork.time_budget if inside else TimeBudget(self.settings.time_budget)
         self.spend_budget: SpendBudget = inside.fork.spend_budget if inside else SpendBudget(self.settings.spend_limits)
+        self._gates: dict[str, StartGate] = {}
         self._polling: asyncio.Task[None] | None = None
         self._is_over = False
         self.is_detached = False
@@ -417,6 +418,12 @@ class Fork:
                     attempt.reason = reason
                     attempt.record_end()
                     return
+                if attempt.candidate.agent is not None:
+                    await self.find_gate(attempt).wait(attempt.id)
+                    if (reason := self.find_gate(attempt).reason) is not None:
+                        attempt.state, attempt.reason, attempt.fault = "faulted", reason, "provider"
+                        attempt.record_end()
+                        return
                 attempt.make_current()
                 with span("attempt", id=attempt.id, label=attempt.candidate.label) as made:
                     await self._execute(attempt, record.branch)
@@ -427,6 +434,10 @@ class Fork:
                 attempt.reason = str(error) or "cancelled"
                 attempt.record_end()
             raise
+
+    def find_gate(self, attempt: Attempt) -> StartGate:
+        """Return what the attempts of the same agent wait for before they start."""
+        return self._gates.setdefault(attempt.candidate.agent or "", StartGate(attempt.id))
 
     async def _execute(self, attempt: Attempt, branch: str) -> None:
         await execute(attempt, branch)

@@ -1,0 +1,1 @@
+"""Commands about the coding agents of this machine and their sessions."""
