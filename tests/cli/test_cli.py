@@ -51,7 +51,8 @@ def test_the_verbs_there_are() -> None:
         "refine",
         "playoff",
     )
-    forks = ("ls", "show", "watch", "wait", "open", "diff", "pick", "combine", "resume", "abort", "report", "export")
+    forks = ("ls", "show", "watch", "wait", "open", "diff", "pick", "combine", "resume", "continue")
+    forks += ("abort", "report", "export")
     plain = ("doctor", "log", "undo", "gc", "du", "trust", "completion", "judges", "walk", "chat", *exploring, *forks)
     models = ("fetch", "path", "rm", "ask")
     worktrees = ("add", "hook", "list", "mount", "remove")

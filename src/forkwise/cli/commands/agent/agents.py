@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["continue_session"]
 
 
-@click.command("continue", cls=Verb, example=("forkwise continue k3f9ab.2",))
+@click.command("continue", cls=Verb, example=("forkwise continue k3f9ab.2", "forkwise continue k3f9ab.2 -C ~/project"))
 @click.argument("name", metavar="ATTEMPT")
 @workspace_option
 @json_option
