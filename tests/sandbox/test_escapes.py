@@ -1,7 +1,7 @@
 """No attempt escapes: each is run in every confinement that must stop it, as root and as an unprivileged user.
 
-One process for each of the two users runs all attempts and reports the results; the tests here check them. For root, the
-other user's are integration tests.
+One process for each of the two users runs all attempts and reports the results; the tests here check them. For root,
+the other user's are integration tests.
 """
 
 from __future__ import annotations
