@@ -122,7 +122,7 @@ def test_export_of_a_decided_fork(
 ) -> None:
     run("speculate", "--all", "-c", "echo uno > a.txt; rm b.txt", "-c", "echo due > a.txt; ln -s a.txt l; exit 1")
     fork = last_fork(run)
-    monkeypatch.setenv("GIT_COMMITTER_DATE", f"{int(time.time()) + 60} +0000")  # logs of git count in seconds
+    monkeypatch.setenv("GIT_COMMITTER_DATE", f"{int(time.time()) - 60} +0000")  # the log of HEAD is no help
     git("commit", "--quiet", "-am", "later")
     monkeypatch.delenv("GIT_COMMITTER_DATE")
     before = snapshot(project)

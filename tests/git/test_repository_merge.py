@@ -14,6 +14,7 @@ import pytest
 from forkwise import Workspace
 from forkwise.errors import CommitError, ConflictError
 from forkwise.files.branch import Branch
+from forkwise.git.repository_change import read_head_commit
 from tests.counts import rounds
 from tests.files.steps import Steps, in_child
 from tests.git.checkout import Checkout
@@ -35,6 +36,22 @@ def test_the_diff_is_about_files_and_the_repository_is_a_value(checkout: Checkou
     assert ".git" not in branch.diff()
     assert [str(one) for one in delta.repository] == ["2 commits on main, index changed"]
     branch.abort()
+
+
+def test_the_commit_that_is_checked_out_is_read_without_git(checkout: Checkout, tmp_path: Path) -> None:
+    head = checkout.git("rev-parse", "HEAD").strip()
+    assert read_head_commit(str(checkout.path)) == head
+    checkout.git("branch", "main-too")
+    checkout.git("pack-refs", "--all")
+    assert read_head_commit(str(checkout.path)) == head
+    checkout.git("checkout", "-q", "--detach")
+    assert read_head_commit(str(checkout.path)) == head
+    checkout.git("checkout", "-q", "--orphan", "empty")
+    assert read_head_commit(str(checkout.path)) is None
+    (checkout.path / ".git/HEAD").write_text("ref: refs/heads/../../../../etc/passwd\n")
+    assert read_head_commit(str(checkout.path)) is None
+    (tmp_path / "none").mkdir()
+    assert read_head_commit(str(tmp_path / "none")) is None
 
 
 def test_git_status_in_the_workspace_is_no_conflict(checkout: Checkout) -> None:

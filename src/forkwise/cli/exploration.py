@@ -34,7 +34,14 @@ from forkwise.files.undo import note_repository
 from forkwise.files.workspace import Workspace
 from forkwise.fork.fork import open_ledger
 from forkwise.git.repository import find_repository
-from forkwise.git.result import build_message, read_own_messages
+from forkwise.git.result import (
+    ResultRepository,
+    build_message,
+    find_filtered,
+    read_identity,
+    read_own_messages,
+    warn_unsigned,
+)
 from forkwise.ledger.ledger import Ledger
 from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.sandbox.limits import choose_enforcement
@@ -524,7 +531,6 @@ def _outcome_record(
     }
 
 
-_IDENTITY = tuple(f"GIT_{who}_{what}" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL", "DATE"))
 _UPDATE_INDEX = ("update-index", "-z", "--add", "--remove", "--replace", "--stdin")
 
 
@@ -537,7 +543,7 @@ class GitCommit:
 
 
 class GitRepository:
-    """The git repository of a workspace. Creating it raises ClickException or GitError if a commit would fail later.
+    """The git repository of a workspace. Creating it raises GitError if a commit would fail later.
 
     With ``branch``, the commit starts that branch, and neither the index nor the checked-out files are touched.
     """
@@ -547,17 +553,10 @@ class GitRepository:
         self._branch = branch
         self._moved: list[str | None] = []
         self._staged: list[list[Any]] = []
-        repository = find_repository(directory)
-        if repository is None:
-            raise click.ClickException(f"{directory} is not in a git repository; create one with git init")
-        self._repository = repository
-        if self._query("var", "GIT_COMMITTER_IDENT") is None:
-            raise click.ClickException("git does not know who commits; set user.name and user.email with git config")
+        results = ResultRepository(directory)
+        self._repository = results.repository
         if branch is not None:
-            if self._query("check-ref-format", "--branch", branch) is None:
-                raise click.ClickException(f"{branch!r} is not a valid name for a git branch")
-            if self._query("rev-parse", "--verify", "--quiet", f"refs/heads/{branch}") is not None:
-                raise click.ClickException(f"the git branch {branch!r} already exists; give another name")
+            results.check_new_branch(branch)
 
     def commit(self, paths: Sequence[str], message: str) -> GitCommit | None:
         """Commit these paths of the workspace and nothing else; return None if git sees no change in them."""
@@ -567,13 +566,7 @@ class GitRepository:
             tree = self._write_tree(head, [p for p in paths if not _is_in_git(p)], f"{directory}/index")
         if head is not None and tree == self._query("rev-parse", f"{head}^{{tree}}"):
             return None
-        if self._repository.signs:
-            warnings.warn(
-                "the git commit is not signed, although commit.gpgSign is set: forkwise starts no program for git; "
-                "sign it with git commit --amend --no-edit -S",
-                ForkwiseWarning,
-                stacklevel=2,
-            )
+        warn_unsigned(self._repository)
         commit_id = self._do("commit-tree", tree, *(("-p", head) if head else ()), input=message)
         reference = f"refs/heads/{self._branch}" if self._branch is not None else self._repository.head
         self._repository.check_reference(reference or "refs/heads")
@@ -633,13 +626,9 @@ class GitRepository:
 
     def _refuse_filters(self, paths: Iterable[str], index: str) -> None:
         """Raise ClickException if git would filter a path, as Git LFS does: forkwise does not start such programs."""
-        found = self._do("check-attr", "-z", "--stdin", "filter", index=index, input=_join(paths)).split("\0")
-        for path, value in zip(found[::3], found[2::3], strict=False):
-            if value not in ("unspecified", "unset", ""):
-                raise click.ClickException(
-                    f"git filters {path} through {value!r} (.gitattributes), which forkwise does not run: commit it "
-                    "with git"
-                )
+        found = self._do("check-attr", "-z", "--stdin", "filter", index=index, input=_join(paths))
+        if filtered := find_filtered(os.fsencode(found).split(b"\0")):
+            raise click.ClickException(f"{filtered}: commit it with git")
 
     def _refuse_another_repository(self) -> None:
         """Raise ClickException if the winner replaced or moved the repository."""
@@ -667,9 +656,12 @@ class GitRepository:
     def _run(
         self, words: Sequence[str], index: str | None, text: str, directory: str = ""
     ) -> subprocess.CompletedProcess[bytes]:
-        identity = {name: os.environ[name] for name in _IDENTITY if name in os.environ}
         return self._repository.run(
-            *words, directory=directory or self._directory, index=index, stdin=os.fsencode(text), identity=identity
+            *words,
+            directory=directory or self._directory,
+            index=index,
+            stdin=os.fsencode(text),
+            identity=read_identity(),
         )
 
 

@@ -91,10 +91,10 @@ class GitExport:
         An empty ``patch`` stands for a file named after the attempt, ``-`` for none. Raises GitError if git sees no
         change, or if the ledger does not have all content.
         """
-        started = ledger.fork(attempt.fork).started
+        fork = ledger.fork(attempt.fork)
         text = message or " ".join(redact(word) for word in (attempt.label or "").split()) or f"Attempt {attempt.id}"
         content = b""
-        for parent in self._repository.find_bases(started, base):
+        for parent in self._repository.find_bases(fork.started, fork.head, base):
             changes = self._read(ledger, attempt, parent)
             whole = build_message(text, () if message else changes.own, trailers_of(attempt))
             with self._repository.commit(

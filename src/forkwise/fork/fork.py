@@ -37,6 +37,7 @@ from forkwise.fork.resolve import Landed, commit_winner, decide_conflicts, land,
 from forkwise.fork.retest import Retest, prepare_commit
 from forkwise.fork.runner import InProcessRunner, Runner
 from forkwise.fork.stored_fork import warn_if_unrecorded
+from forkwise.git.repository_change import read_head_commit
 from forkwise.ledger.logs import remove_log
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.ledger.stored_changes import remove_changes
@@ -361,6 +362,7 @@ class Fork:
                 parent=self.inside.id if self.inside else None,
                 origin=self.parent.branch_path,
                 generation=self.parent.state_dir.head,
+                head=read_head_commit(str(self.parent.workspace.path)) if self.parent.branch_path == "/main" else None,
             )
         if not ledger.adopt_fork(self._resume):
             record = ledger.fork(self._resume)

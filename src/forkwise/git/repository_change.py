@@ -32,6 +32,7 @@ __all__ = [
     "is_data",
     "list_repositories",
     "parse_log",
+    "read_head_commit",
     "read_index_entries",
     "read_repository_changes",
     "summarize_repositories",
@@ -374,6 +375,27 @@ def _read_file(path: str) -> bytes | None:
         if found.st_size > _LARGEST:
             raise GitError(f"{path} is larger than {_LARGEST >> 20} MiB")
         return file.read()
+
+
+def read_head_commit(workspace: str) -> str | None:
+    """Return the commit that a workspace has checked out, without running git; None if its files do not tell.
+
+    They do not if there is no commit yet, or if the repository is elsewhere, as that of a linked worktree is.
+    """
+    side = RepositorySide(f"{workspace}/.git")
+    try:
+        head = side.head
+        if head is None or not head.startswith("refs/"):
+            return head
+        if content := side.read(head):
+            identifier = content.decode(errors="replace").strip()
+        else:
+            # There may be very many packed references: they are searched, not parsed.
+            before, found, _ = (side.read("packed-refs") or b"").partition(f" {head}\n".encode())
+            identifier = before.rpartition(b"\n")[2].decode(errors="replace") if found else ""
+    except (GitError, OSError):
+        return None
+    return identifier if _ID.fullmatch(identifier) else None
 
 
 def build_side(directory: str, entries: Mapping[str, Entry], versions: Versions) -> RepositorySide:

@@ -19,7 +19,7 @@ from forkwise.git.repository import Repository, find_repository, locate_reposito
 from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.text.clean import clean_text, truncate
 
-__all__ = ["ResultRepository", "build_message", "read_own_messages"]
+__all__ = ["ResultRepository", "build_message", "find_filtered", "read_identity", "read_own_messages", "warn_unsigned"]
 
 _IDENTITY = tuple(f"GIT_{who}_{what}" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL", "DATE"))
 _OWN_TRAILER = re.compile(r"^Forkwise-\w+:.*\n?", re.MULTILINE | re.IGNORECASE)
@@ -35,7 +35,7 @@ class ResultRepository:
         repository = find_repository(directory)
         if repository is None:
             raise GitError(f"{os.fspath(directory)} is not in a git repository; create one with git init")
-        self._repository = repository
+        self._repository = self.repository = repository
         prefix = os.path.relpath(os.path.realpath(directory), repository.work_tree)
         self._prefix = "" if prefix == "." else f"{prefix}/"
         if self._run("var", "GIT_COMMITTER_IDENT").returncode != 0:
@@ -49,12 +49,14 @@ class ResultRepository:
                 f"the git branch {name!r} already exists; give another name, or delete it with git branch -D"
             )
 
-    def find_bases(self, started: float, revision: str | None = None) -> list[str | None]:
-        """Return the commits that ``HEAD`` may have been at a time, the likeliest first, or ``revision``.
+    def find_bases(self, started: float, head: str | None, revision: str | None = None) -> list[str | None]:
+        """Return ``revision``, or ``head`` if that is known, or the commits that ``HEAD`` may have been at a time.
 
-        Logs of git count in seconds, so that a commit in the same second may have been made before or after. None is
-        the state before the first commit.
+        Of several, the likeliest is first: logs of git count in seconds, so that a commit in the same second may have
+        been made before or after. None is the state before the first commit.
         """
+        if revision is None and head is not None and (found_head := self._repository.find_commit(head)) is not None:
+            return [found_head]
         second = int(started)
         asked = [revision] if revision is not None else [f"HEAD@{{{at} +0000}}" for at in (second, second - 1)]
         found = dict.fromkeys(filter(None, map(self._repository.find_commit, asked)))
@@ -98,13 +100,8 @@ class ResultRepository:
             if base is not None and written == self._do("rev-parse", f"{base}^{{tree}}"):
                 yield None
                 return
-            if self._repository.signs and is_kept:
-                warnings.warn(
-                    "the git commit is not signed, although commit.gpgSign is set: forkwise starts no program for git; "
-                    "sign it with git commit --amend --no-edit -S",
-                    ForkwiseWarning,
-                    stacklevel=3,
-                )
+            if is_kept:
+                warn_unsigned(self._repository)
             parents = ("-p", base) if base else ()
             yield self._do("commit-tree", written, *parents, stdin=message.encode("utf-8", "replace"))
 
@@ -150,12 +147,8 @@ class ResultRepository:
         """Raise GitError if git would filter a path, as Git LFS does: forkwise does not start such programs."""
         present = [name for name in names if os.path.isfile(f"{tree}/{name}") and not os.path.islink(f"{tree}/{name}")]
         found = self._list("check-attr", "-z", "--stdin", "filter", index=index, stdin=_join(present), directory=tree)
-        for path, value in zip(found[::3], found[2::3], strict=False):
-            if value not in (b"unspecified", b"unset"):
-                raise GitError(
-                    f"git filters {os.fsdecode(path)} through {os.fsdecode(value)!r} (.gitattributes), which forkwise "
-                    "does not run: apply it to the workspace with forkwise pick, and commit it with git"
-                )
+        if filtered := find_filtered(found):
+            raise GitError(f"{filtered}: apply it to the workspace with forkwise pick, and commit it with git")
 
     def _list(self, *words: str, index: str, stdin: bytes = b"", directory: str | None = None) -> list[bytes]:
         done = self._run(*words, index=index, stdin=stdin, variables=self._variables, directory=directory)
@@ -177,9 +170,33 @@ class ResultRepository:
         variables: Mapping[str, str] | None = None,
         directory: str | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
-        identity = {name: os.environ[name] for name in _IDENTITY if name in os.environ}
-        given = {**identity, **(variables or {})}
+        given = {**read_identity(), **(variables or {})}
         return self._repository.run(*words, directory=directory or "/", index=index, stdin=stdin, identity=given)
+
+
+def read_identity() -> dict[str, str]:
+    """Return the variables that say who commits, and when, as the user has set them."""
+    return {name: os.environ[name] for name in _IDENTITY if name in os.environ}
+
+
+def warn_unsigned(repository: Repository) -> None:
+    """Warn if the user's configuration asks for a signed commit."""
+    if repository.signs:
+        warnings.warn(
+            "the git commit is not signed, although commit.gpgSign is set: forkwise starts no program for git; "
+            "sign it with git commit --amend --no-edit -S",
+            ForkwiseWarning,
+            stacklevel=4,
+        )
+
+
+def find_filtered(attributes: Sequence[bytes]) -> str:
+    """Return the beginning of a message on a path that git filters, by the output of ``check-attr -z``; or nothing."""
+    for path, value in zip(attributes[::3], attributes[2::3], strict=False):
+        if value not in (b"unspecified", b"unset", b""):
+            name, program = os.fsdecode(path), os.fsdecode(value)
+            return f"git filters {name} through {program!r} (.gitattributes), which forkwise does not run"
+    return ""
 
 
 def build_message(text: str, own: Sequence[str], trailers: Mapping[str, str]) -> str:

@@ -150,6 +150,7 @@ class Ledger(ABC):
         origin: str = "/main",
         generation: int = 0,
         owner: ProcessId | None = None,
+        head: str | None = None,
     ) -> ForkRecord:
         """Record a new fork.
 
@@ -174,6 +175,7 @@ class Ledger(ABC):
                 parent=None if parent is None else self.attempt(parent).id,
                 origin=origin,
                 generation=generation,
+                **({} if head is None else {"head": head}),
             )
             return self.fork(name)
 

@@ -30,7 +30,8 @@ class ForkRecord:
     ``spec`` holds everything that ``resume`` needs. ``parent`` is the attempt inside which the fork was made.
     ``origin`` is the branch path of its source, ``/main`` for the workspace itself. ``resolution`` says ``how`` it was
     resolved or why it was aborted, ``baseline`` the test results of the base. ``commit`` is the number of the commit
-    that put the winner's change into ``origin``, ``undone`` that of the undo that removed it again.
+    that put the winner's change into ``origin``, ``undone`` that of the undo that removed it again. ``head`` is the git
+    commit that the workspace had checked out at the fork; None if it is not known.
     """
 
     id: str
@@ -50,6 +51,7 @@ class ForkRecord:
     baseline: dict[str, Any] | None = None
     commit: int | None = None
     undone: int | None = None
+    head: str | None = None
 
     @property
     def state(self) -> ForkState | Literal["interrupted"]:

@@ -390,7 +390,7 @@ _Row = TypeVar("_Row")
 _NUMBER = (int, float)
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
-        ("id", "fork", "key", "label", "branch", "workspace", "origin", "kind", "winner", "parent"), (str,)
+        ("id", "fork", "key", "label", "branch", "workspace", "origin", "kind", "winner", "parent", "head"), (str,)
     ),
     **dict.fromkeys(
         ("stored", "reason", "ending", "last_line", "tail", "unwanted", "agent", "git", "session", "answer"), (str,)
