@@ -20,6 +20,7 @@ from bench.rows.live_fork import measure_live_fork
 from bench.rows.modules import measure_modules
 from bench.rows.preview import measure_preview
 from bench.rows.sandbox import measure_sandbox
+from bench.rows.servers import measure_servers
 from bench.rows.start import measure_start
 from bench.rows.terminal import measure_terminal
 from bench.rows.walk import measure_walk
@@ -37,6 +38,7 @@ ROWS: dict[str, Callable[[Scratch], list[Line]]] = {
     "worktree": measure_worktree,
     "sandbox": measure_sandbox,
     "preview": measure_preview,
+    "servers": measure_servers,
     "explore": measure_explore,
     "ledger": measure_ledger,
     "start": measure_start,
