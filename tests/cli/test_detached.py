@@ -170,6 +170,7 @@ def test_a_damaged_record_is_an_error(background: Background, run: Run, project:
     for text in ("", "[]", '{"format": 1, "process": "x"}', '{"format": 9}'):
         record.write_text(text)
         assert "is damaged" in run("wait", fork, code=1).stderr
+        assert "is damaged" in run("show", fork).stderr
 
 
 @pytest.mark.parametrize(("term", "is_shown"), [("xterm-256color", True), ("linux", False)])

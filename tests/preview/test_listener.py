@@ -135,6 +135,21 @@ def test_the_token_in_the_url_becomes_a_cookie_that_the_server_never_sees(listen
     assert status(other) == 403  # of another attempt
 
 
+def test_a_link_on_a_page_sets_the_cookie_by_a_page_of_this_origin(listener: PreviewListener) -> None:
+    target = listener.format_url(LABEL).partition(str(listener.port))[2]
+    data = request(listener, "Sec-Fetch-Site: cross-site", token=False, first=f"GET {target}&x=%22%3E HTTP/1.1")
+    answer = send(listener, data).decode()
+    assert (status(answer.encode()), "Set-Cookie: forkwise-preview" in answer) == (200, True)
+    assert f'content="0; url=http://{LABEL}.localhost:{listener.port}/?x=%22%3E">' in answer
+
+
+def test_a_client_has_a_limited_time_for_its_head(listener: PreviewListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "_HEAD_TIMEOUT_S", 0.05)
+    with socket.create_connection(("127.0.0.1", listener.port), 30) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n")
+        assert status(client.recv(4096)) == 408
+
+
 def test_the_server_sees_the_request_without_what_is_about_the_connection(listener: PreviewListener) -> None:
     answer = send(
         listener, request(listener, "Connection: keep-alive, X-Mine", "X-Mine: 1", "X-Forwarded-Host: evil", "A: b")
@@ -283,6 +298,7 @@ def test_interim_answers_pass_and_the_listeners_own_cookie_cannot_be_set() -> No
         PreviewListener(lambda *_: socket.create_connection(inside.getsockname())) as opened,
     ):
         own = f"Set-Cookie: forkwise-preview-{opened.port}=forged; Path=/\r\n".encode()
+        own += b"Set-Cookie: a=1; DOMAIN=localhost; Path=/\r\n"
         interim = b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n"
 
         def answer_once() -> None:
@@ -294,7 +310,7 @@ def test_interim_answers_pass_and_the_listeners_own_cookie_cannot_be_set() -> No
         thread.start()
         said = send(opened, request(opened))
         thread.join()
-    assert said == interim + b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nok"
+    assert said == interim + b"HTTP/1.1 200 OK\r\nSet-Cookie: a=1; Path=/\r\nConnection: close\r\n\r\nok"
 
 
 def test_an_unknown_branch_is_named_without_markup(listener: PreviewListener) -> None:

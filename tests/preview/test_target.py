@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,17 +92,22 @@ def ask(workspace: Workspace, *words: str, code: int = 0) -> Any:
     return json.loads(result.stdout)
 
 
-def test_the_command_opens_a_port_until_nothing_runs(workspace: Workspace, serve: Serve) -> None:
+def test_the_command_opens_a_port_until_nothing_runs(workspace: Workspace, serve: Serve, tmp_path: Path) -> None:
     space = serve(workspace.branch("Try_1"), "hello", 3000, 3001)
     workspace.branch("idle")
     first, second = ask(workspace, "port", "ls")["ports"]
     assert (first["name"], first["port"], second["port"]) == ("Try_1", 3000, 3001)
     assert "3000 (" in ask(workspace, "open", "Try_1", code=2)["error"]["message"]
     assert "nothing runs in idle" in ask(workspace, "open", "idle", code=1)["error"]["message"]
+    browser = tmp_path / "bin/xdg-open"
+    browser.parent.mkdir()
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\ncp "${{1#file://}}" {tmp_path}/page\n')
+    browser.chmod(0o755)
     for end in (signal.SIGINT, None):
         program = subprocess.Popen(
-            [preloaded_command(), "open", "Try_1", "3000", "--json"],
+            [preloaded_command(), "open", "Try_1", "3000", "--json", "--browser"],
             cwd=workspace.path,
+            env={**os.environ, "PATH": f"{browser.parent}:{os.environ['PATH']}"},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -118,6 +125,10 @@ def test_the_command_opens_a_port_until_nothing_runs(workspace: Workspace, serve
         else:
             assert (program.returncode, rest["error"]["type"]) == (130, "Interrupted")
     assert ask(workspace, "port", "ls") == {"ports": []}
+    assert becomes_so((tmp_path / "page").exists)
+    assert shown["url"].partition("=")[2] in (tmp_path / "page").read_text()
+    opened = (tmp_path / "opened").read_text().strip()  # the token is not among the arguments, and its file is gone
+    assert (opened.endswith(".html"), os.path.exists(opened.removeprefix("file://"))) == (True, False)
 
 
 def test_a_fork_is_opened_with_all_its_attempts(workspace: Workspace, serve: Serve) -> None:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import errno
 import html
+import re
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from urllib.parse import parse_qsl, urlencode
@@ -40,6 +42,9 @@ _IDLE_THREADS = 8
 _PIECE = 256 << 10
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _TRIED_PORTS = 20
+_DOMAIN_OF_COOKIE = re.compile(r";[ \t]*domain[ \t]*(?:=[^;]*)?", re.IGNORECASE)  # it would be sent to other branches
+_DRAINED = 1 << 20  # bytes of a refused request that are read
+_DRAIN_TIMEOUT_S = 1.0
 _BACKLOG = 128
 _REASONS = {
     400: "Bad Request",
@@ -164,8 +169,7 @@ class PreviewListener:
 
     def _exchange(self, client: socket.socket) -> None:
         """Serve one request."""
-        client.settimeout(_HEAD_TIMEOUT_S)
-        data, rest = _read_head(client)
+        data, rest = _read_head(_Hurried(client, _HEAD_TIMEOUT_S))
         if not data:
             return
         request = parse_request(data)
@@ -202,7 +206,8 @@ class PreviewListener:
             tokens = [value for name, value in words if name == TOKEN]
             if any(self._tokens.check("url", label, one) for one in tokens):
                 kept = urlencode([(name, value) for name, value in words if name != TOKEN])
-                self._redirect(client, label, f"{path}?{kept}" if kept else path)
+                is_from_page = request.get("sec-fetch-site") not in ("", "none", "same-origin")
+                self._redirect(client, label, f"{path}?{kept}" if kept else path, is_from_page=is_from_page)
                 return None
         if any(self._tokens.check("cookie", label, value) for value in _read_cookies(request, self._cookie)):
             return label
@@ -214,18 +219,29 @@ class PreviewListener:
         )
         return None
 
-    def _redirect(self, client: socket.socket, label: str, target: str) -> None:
-        """Set the cookie, and redirect to the URL without the token."""
+    def _redirect(self, client: socket.socket, label: str, target: str, *, is_from_page: bool) -> None:
+        """Set the cookie, and redirect to the URL without the token.
+
+        If the link was on a page of another site, a browser would not send the cookie along a redirect: then a page of
+        this origin leads there.
+        """
+        location = format_address(label, self.port, target)
+        body = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(location)}">\n'.encode()
         cookie = f"{self._cookie}={self._tokens.make('cookie', label)}; Path=/; HttpOnly; SameSite=Strict"
         fields = [
-            ("Location", format_address(label, self.port, target)),
+            ("Content-Type", "text/html; charset=utf-8"),
             ("Set-Cookie", cookie),
             ("Referrer-Policy", "no-referrer"),
+            ("Content-Security-Policy", "default-src 'none'"),
             ("Cache-Control", "no-store"),
-            ("Content-Length", "0"),
+            ("Content-Length", str(len(body))),
             ("Connection", "close"),
         ]
-        client.sendall(HttpHead(status=303, reason="See Other", fields=fields).dump())
+        if is_from_page:
+            client.sendall(HttpHead(status=200, reason="OK", fields=fields).dump() + body)
+        else:
+            fields.append(("Location", location))
+            client.sendall(HttpHead(status=303, reason="See Other", fields=fields).dump() + body)
 
     def _clean_request(self, request: HttpHead, label: str, *, is_websocket: bool) -> None:
         """Take out what the server must not see, and what is only about the client's connection."""
@@ -248,7 +264,7 @@ class PreviewListener:
         response.remove("alt-svc")  # another place for this origin, which the server has no say in
         own = f"{self._cookie}="
         response.fields = [
-            (name, value)
+            (name, _DOMAIN_OF_COOKIE.sub("", value) if name.lower() == "set-cookie" else value)
             for name, value in response.fields
             if name.lower() != "set-cookie" or not value.lstrip().startswith(own)
         ]
@@ -340,6 +356,22 @@ def _has_ipv6() -> bool:
     return True
 
 
+class _Hurried:
+    """A client that has a limited time in all, however slowly it sends."""
+
+    def __init__(self, client: socket.socket, timeout_s: float) -> None:
+        self._client = client
+        self._deadline = time.monotonic() + timeout_s
+
+    def recv(self, size: int) -> bytes:
+        """Receive bytes; none at the end. Raises TimeoutError."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._client.settimeout(left)
+        return self._client.recv(size)
+
+
 class _Source:
     """A server's side of a connection. It ends when the client leaves: an event stream may never end by itself."""
 
@@ -358,7 +390,7 @@ class _Source:
         return b"" if self.is_abandoned else self._server.recv(size)
 
 
-def _read_head(source: socket.socket | _Source, data: bytes = b"") -> tuple[bytes, bytes]:
+def _read_head(source: _Hurried | _Source, data: bytes = b"") -> tuple[bytes, bytes]:
     """Read up to the empty line; return the head and what came after it. An empty head is the end of the connection."""
     while (end := data.find(b"\r\n\r\n")) < 0:
         if len(data) > MAX_HEAD:
@@ -390,11 +422,13 @@ def _answer(client: socket.socket, status: int, message: str) -> None:
         ("Connection", "close"),
     ]
     with suppress(OSError):
-        client.settimeout(1.0)
+        client.settimeout(_DRAIN_TIMEOUT_S)
         client.sendall(HttpHead(status=status, reason=_REASONS.get(status, "Error"), fields=fields).dump() + body)
         client.shutdown(socket.SHUT_WR)
-        while client.recv(_PIECE):  # or else the kernel resets the connection, and the client never sees the answer
-            pass
+        # Or else the kernel resets the connection because of what was not read, and the client never sees the answer.
+        rest, left = _Hurried(client, _DRAIN_TIMEOUT_S), _DRAINED
+        while left > 0 and (piece := rest.recv(_PIECE)):
+            left -= len(piece)
 
 
 class _SizedBody:

@@ -22,7 +22,7 @@ from forkwise.display.output import (
     repository_records,
     size_text,
 )
-from forkwise.errors import ForkNotFoundError, ForkwiseWarning
+from forkwise.errors import ForkNotFoundError, ForkwiseWarning, LedgerError
 from forkwise.text.clean import truncate_line
 from forkwise.text.redaction import Redactor, process_redactor, redact
 
@@ -200,7 +200,11 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
 
     board = Board(ledger, fork.id, output)
     cost = sum_costs(row.attempt for row in board.rows())
-    run = load_detached_run(ledger.directory, fork.id)
+    try:
+        run = load_detached_run(ledger.directory, fork.id)
+    except LedgerError as error:
+        _warn(str(error))
+        run = None
     if output.as_json:
         attempts = [attempt_record(row) for row in board.rows()]
         more = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import select
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +69,10 @@ def open_preview(
         target = None if fork is not None else _find_target(workspace, ledger, name, directory)
     book = TargetBook(workspace)
     try:
-        with PreviewListener(book.connect, port=listening_port) as listener:
-            screen = _Screen(listener, output, opens_browser=browser)
+        with (
+            PreviewListener(book.connect, port=listening_port) as listener,
+            _Screen(listener, output, opens_browser=browser) as screen,
+        ):
             if target is not None:
                 screen.show(target, _choose_port(target, inner_port, name))
                 _wait_while(lambda: target.is_running)
@@ -87,6 +91,13 @@ class _Screen:
         self._output = output
         self._opens_browser = opens_browser
         self._is_first = True
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def show(self, target: Target, one: ListeningPort) -> None:
         """Print the address of one port."""
@@ -104,8 +115,18 @@ class _Screen:
                 output.line("until Ctrl-C, or until nothing runs there any more.")
             sys.stdout.flush()
         if self._opens_browser and self._is_first:
-            click.launch(url)
+            self._launch(url)
         self._is_first = False
+
+    def _launch(self, url: str) -> None:
+        """Open the default browser, by a file that leads to the URL: everybody can see the arguments of a process."""
+        from html import escape
+
+        page = tempfile.NamedTemporaryFile("w", prefix="forkwise-", suffix=".html")  # noqa: SIM115
+        self._stack.enter_context(page)
+        page.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')
+        page.flush()
+        click.launch(f"file://{page.name}")
 
     def end(self, name: str) -> None:
         """Print that nothing is left to look at."""
