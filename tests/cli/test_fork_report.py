@@ -27,6 +27,20 @@ def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
 
+def test_what_attempts_did_with_git_is_in_the_page(run: Run, project: Path, tmp_path: Path) -> None:
+    identity = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    for words in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-qm", "first")):
+        subprocess.run(["git", *identity, *words], cwd=project, check=True)
+    commit = f"git {' '.join(identity)} commit -qam"
+    lines = ("-c", f"echo 1 > a.txt; {commit} '<b>one'; git tag '<i>'", "-c", "echo 2 > a.txt")
+    run("speculate", "--all", "--report", str(tmp_path / "out"), *lines)
+    page = (tmp_path / "out/index.html").read_text()
+    assert "1 file, 1 commit, 1 tag" in page
+    assert page.count("1 commit") == 1
+    assert "<b>one" not in page
+    assert "<i>" not in page
+
+
 def test_best_of_with_tests(run: Run, ask: Ask, project: Path, tmp_path: Path) -> None:
     (project / "test_a.py").write_text(TESTS)
     target = tmp_path / "deep" / "out"

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+from forkwise.linux.mountinfo import mounts
 from tests.need import need
 from tests.unprivileged import UNPRIVILEGED, as_unprivileged, interpreter, readable_copy
 
@@ -54,9 +55,9 @@ def run_unprivileged(place: Path) -> Callable[..., tuple[int, str, str]]:
     return run_unprivileged
 
 
-def python(place: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run some Python as that user."""
-    environment = {
+def variables(place: Path) -> dict[str, str]:
+    """Return the environment of that user."""
+    return {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": f"{place.parent}/src:{place.parent}/tools",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -65,8 +66,12 @@ def python(place: Path, code: str, *words: str) -> subprocess.CompletedProcess[s
         "SHELL": "/bin/sh",
         "LANG": "C.UTF-8",
     }
+
+
+def python(place: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run some Python as that user."""
     command = as_unprivileged([interpreter(), "-c", code, *words])
-    return subprocess.run(command, cwd=place / "project", env=environment, capture_output=True, text=True)
+    return subprocess.run(command, cwd=place / "project", env=variables(place), capture_output=True, text=True)
 
 
 def test_a_branch_from_creation_to_undo(run_unprivileged: Callable[..., tuple[int, str, str]], place: Path) -> None:
@@ -195,3 +200,48 @@ def test_the_owner_can_remove_the_state_of_a_killed_fork(place: Path, seconds: f
     assert done.returncode == 0, done.stderr
     if list((place / "state").iterdir()):
         _remove_state(place)
+
+
+@pytest.mark.parametrize("view", ["fuse", "copy"])
+def test_worktrees(place: Path, view: str) -> None:
+    project = place / "project"
+
+    def run(*words: str, stdin: str = "", code: int = 0) -> str:
+        command = as_unprivileged([interpreter(), "-c", "from forkwise.cli import main; main()", *words])
+        done = subprocess.run(command, cwd=project, env=variables(place), input=stdin, capture_output=True, text=True)
+        need(code or "Permission denied: '/dev/fuse'" not in done.stderr, "this user may not use FUSE")
+        need(code or "fuse-overlayfs is not" not in done.stderr, "fuse-overlayfs is not installed")
+        assert done.returncode == code, (done.stdout, done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    def git(*words: str, at: Path = project) -> str:
+        identity = ("-c", "user.name=U", "-c", "user.email=u@example.org")
+        command = as_unprivileged(["git", *identity, *words])
+        done = subprocess.run(command, cwd=at, env=variables(place), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    git("init", "-q", "-b", "main")
+    git("add", "a.txt")
+    git("commit", "-qm", "first")
+    made = json.loads(run("worktree", "add", "fix", "--view", view, "--json"))["worktree"]
+    path = Path(made["path"])
+    try:
+        assert git("rev-parse", "--abbrev-ref", "HEAD", at=path) == "fix\n"
+        assert git("status", "--porcelain", at=path) == ""
+        subprocess.run(as_unprivileged(["sh", "-c", "echo due > a.txt"]), cwd=path, check=True)
+        assert "uncommitted changes of 1 file" in run("worktree", "remove", "fix", code=1)
+        git("commit", "-qam", "second", at=path)
+        assert str(path) in git("worktree", "list")
+        event = {"hook_event_name": "WorktreeRemove", "worktree_path": str(path), "cwd": str(project)}
+        run("worktree", "hook", stdin=json.dumps(event))
+        assert not path.exists()
+        assert git("log", "--format=%s", "fix") == "second\nfirst\n"
+        event = {"hook_event_name": "WorktreeCreate", "name": "again", "cwd": str(project)}
+        path = Path(run("worktree", "hook", stdin=json.dumps(event)).strip())
+        assert git("hash-object", "a.txt", at=path) == git("rev-parse", "HEAD:a.txt"), "only that user sees the files"
+        assert "again" in run("worktree", "list")
+    finally:
+        run("worktree", "remove", path.name, "--force")
+    assert not [mount for mount in mounts() if mount.point.startswith(str(place))]
+    assert git("worktree", "list").count("\n") == 1
