@@ -216,8 +216,8 @@ def test_worktrees(place: Path, view: str) -> None:
 
     def git(*words: str, at: Path = project) -> str:
         identity = ("-c", "user.name=U", "-c", "user.email=u@example.org")
-        command = as_unprivileged(["git", *identity, *words])
-        done = subprocess.run(command, cwd=at, env=variables(place), capture_output=True, text=True)
+        command = as_unprivileged(["git", "-C", str(at), *identity, *words])  # root may not enter that user's FUSE mount
+        done = subprocess.run(command, cwd=project, env=variables(place), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -229,7 +229,7 @@ def test_worktrees(place: Path, view: str) -> None:
     try:
         assert git("rev-parse", "--abbrev-ref", "HEAD", at=path) == "fix\n"
         assert git("status", "--porcelain", at=path) == ""
-        subprocess.run(as_unprivileged(["sh", "-c", "echo due > a.txt"]), cwd=path, check=True)
+        subprocess.run(as_unprivileged(["sh", "-c", f"echo due > {path}/a.txt"]), check=True)
         assert "uncommitted changes of 1 file" in run("worktree", "remove", "fix", code=1)
         git("commit", "-qam", "second", at=path)
         assert str(path) in git("worktree", "list")
