@@ -64,6 +64,8 @@ def test_names_of_the_workspace(run: Run, fork: str) -> None:
     assert values("resume", "") == [fork]
     assert values("pick", f"{fork}.") == [f"{fork}.1", f"{fork}.2"]
     assert values("combine", f"{fork}.1", f"{fork}.") == [f"{fork}.1", f"{fork}.2"]
+    assert values("wait", "") == values("port", "ls", "") == [fork]
+    assert values("open", "") == [fork, f"{fork}.1", f"{fork}.2", "try-1"]
     assert values("undo", "") == ["1"]
     assert values("branch", "commit", "") == ["try-1"]
     assert {"1", "try-1", f"{fork}.1"} <= set(values("diff", ""))

@@ -97,6 +97,7 @@ _KINDS = {
     "[FORK]": "forks",
     "FORK|ATTEMPT": "forks attempts",
     "ATTEMPT|FORK": "forks attempts",
+    "ATTEMPT|FORK|BRANCH": "forks attempts branches",
     "ATTEMPT ATTEMPT...": "attempts",
     "A": "attempts commits branches",
     "[B]": "attempts commits branches",

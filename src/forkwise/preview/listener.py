@@ -279,7 +279,8 @@ class PreviewListener:
         length = 0 if is_websocket else request.body_length
         body = _ChunkedBody() if length is None else _SizedBody(length)
         ready = body.take(rest)
-        server.sendall(request.dump() + ready)
+        with suppress(OSError):  # it may have answered and closed already
+            server.sendall(request.dump() + ready)
         if not body.is_over:
             threading.Thread(target=_send_body, args=(client, server, body), name="preview", daemon=True).start()
         watched = client if length == 0 else None
