@@ -216,7 +216,7 @@ def test_worktrees(place: Path, view: str) -> None:
 
     def git(*words: str, at: Path = project) -> str:
         identity = ("-c", "user.name=U", "-c", "user.email=u@example.org")
-        command = as_unprivileged(["git", "-C", str(at), *identity, *words])  # root may not enter that user's FUSE mount
+        command = as_unprivileged(["git", "-C", str(at), *identity, *words])  # root may not enter the FUSE mount
         done = subprocess.run(command, cwd=project, env=variables(place), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
