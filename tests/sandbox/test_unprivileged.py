@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forkwise.linux.syscalls import MNT_DETACH, mount, umount2
 from tests.sandbox.child import need_user_namespaces
 from tests.unprivileged import UNPRIVILEGED, as_unprivileged, interpreter, unprivileged_project
 
@@ -88,7 +91,69 @@ def said() -> Iterator[dict[str, Any]]:
             as_unprivileged(program), env=environment, cwd="/", capture_output=True, text=True, stdin=subprocess.DEVNULL
         )
         assert done.returncode == 0, done.stderr
-        yield {**json.loads(done.stdout), "project": str(home / "project")}
+        yield {**json.loads(done.stdout), **_run_with_home(environment), "project": str(home / "project")}
+
+
+HOME = """
+import json, os, sys
+from forkwise import Workspace, enter_namespace
+
+if sys.argv[2] == "entered":
+    enter_namespace()
+branch = Workspace(sys.argv[1], view="overlay").branch("home", on_success=None, on_error=None)
+script = "mkdir -p ~/.cache/new ~/.npm/new; cd; ls -A .npm .cache .local/state/forkwise; cat .ssh/id data/file"
+done = branch.run(["sh", "-c", script], text=True)
+again = branch.run(["sh", "-c", "ls ~/.npm ~/.cache"], text=True).stdout
+branch.abort()
+print(json.dumps([done.stdout, done.stderr, again]))
+"""
+
+
+def _run_with_home(environment: dict[str, str]) -> dict[str, Any]:
+    """Run a program that writes to its home directory: also in a namespace, and with a mount in that directory.
+
+    The directory is not in /tmp, of which a sandbox has its own.
+    """
+    said = {}
+    with tempfile.TemporaryDirectory(prefix="forkwise-home-", dir="/var/lib") as made:
+        home = Path(made)
+        for name in ("", ".ssh", ".cache", "data", "project"):
+            (home / name).mkdir(exist_ok=True)
+            os.chown(home / name, UNPRIVILEGED, UNPRIVILEGED)
+        (home / ".ssh/id").write_text("the-key")
+        (home / "data/file").write_text("below\n")
+        for case in ("plain", "entered", "mounted"):
+            if case == "mounted":
+                mount("test", str(home / "data"), "tmpfs", 0, "size=64k,mode=755")
+                (home / "data/file").write_text("on the mount\n")
+            try:
+                program = as_unprivileged([interpreter(), "-c", HOME, str(home / "project"), case])
+                variables = {**environment, "HOME": str(home)}
+                done = subprocess.run(program, env=variables, cwd="/", capture_output=True, text=True, check=False)
+            finally:
+                if case == "mounted":
+                    umount2(str(home / "data"), MNT_DETACH)
+            assert done.returncode == 0, done.stderr
+            said[f"home {case}"] = json.loads(done.stdout)
+        said["left at home"] = sorted(str(p.relative_to(home)) for p in home.glob(".[cn]*/*"))
+    return said
+
+
+@pytest.mark.parametrize("case", ["plain", "entered"])
+def test_the_home_directory_is_a_view(said: dict[str, Any], case: str) -> None:
+    first, problems, again = said[f"home {case}"]
+    assert first == ".cache:\nnew\n\n.local/state/forkwise:\n\n.npm:\nnew\nbelow\n"
+    assert "Permission denied" in problems
+    assert again.split().count("new") == 2
+    assert said["left at home"] == []
+
+
+def test_with_a_mount_in_the_home_directory_only_the_cache_is_a_view(said: dict[str, Any]) -> None:
+    # The kernel lets an unprivileged user mount no overlay of a directory in which root has mounted something.
+    first, problems, again = said["home mounted"]
+    assert first == ".cache:\nnew\n\n.local/state/forkwise:\non the mount\n"
+    assert "Read-only file system" in problems
+    assert "new" not in again  # in memory, so it ended with the command
 
 
 @pytest.mark.parametrize("confinement", ["standard", "strict"])

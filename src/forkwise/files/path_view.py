@@ -6,6 +6,7 @@ Only a sandbox mounts it, at the path itself. It is stored in the branch's home,
 <home>/paths/<key>/layer/      the changed files of an overlay, or the whole tree of a copy
 <home>/paths/<key>/view/       where an overlay is mounted inside a sandbox
 <home>/paths/<key>/file        the copy of a single file
+<home>/paths/home-<key>/       layer/ and view/ of the home directory as a whole; with -<n>, of a further sandbox
 <home>/paths/<name>.inner/     the path views of a branch that was committed into this one
 <state>/.paths-<pid>-<n>/      the path views of a branch that this process is committing
 """
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Literal
 from forkwise.errors import MountError
 from forkwise.files.store.trash import discard
 from forkwise.files.store.view import Site
-from forkwise.files.views.overlay import OverlayView
+from forkwise.files.views.overlay import OverlayView, is_private_elsewhere
 from forkwise.files.views.reflink import ReflinkView
 from forkwise.linux import namespace
 from forkwise.linux.syscalls import filesystem_magic
@@ -41,9 +42,11 @@ __all__ = [
     "PathView",
     "PathViewsAside",
     "list_path_views",
+    "make_home_layer",
     "make_path_view",
     "matches",
     "paths_directory",
+    "renew_workdir",
     "set_path_views_aside",
 ]
 
@@ -52,6 +55,7 @@ Kind = Literal["overlay", "reflink", "copy", "file"]
 _INNER = ".inner"
 _UPPER_FILESYSTEMS = (0xEF53, 0x58465342, 0x9123683E, 0x01021994)  # ext, XFS, btrfs, tmpfs
 _USER_OVERLAYS_SINCE = (5, 11)
+_MOST_OLD_WORKDIRS = 64
 # Limits of a copy, which every attempt makes anew.
 _LARGEST_FILE = 4 << 20
 _LARGEST_SINGLE_FILE = 64 << 20
@@ -114,6 +118,55 @@ def make_path_view(branch: Branch, given: str, omitted: Sequence[str] = ()) -> P
             remedy="free space, or fix the permissions of that path",
         ) from error
     return view
+
+
+def make_home_layer(branch: Branch, path: str, number: int = 0) -> str | None:
+    """Create the directory of the overlay that shows a home directory in a branch, or return the one that it has.
+
+    Returns None where no layer can be: in a state directory on a filesystem that overlayfs does not write to. As for
+    other overlays, the caller reserves it for one sandbox. One with a ``number``, for another sandbox at the same time,
+    is always a new one, unless it is in use.
+    """
+    if filesystem_magic(branch.state_dir.state) not in _UPPER_FILESYSTEMS:
+        return None
+    home = f"{paths_directory(branch.home)}/home-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+    if number:
+        home += f"-{number}"
+    if os.path.isdir(home):
+        if not number or is_private_elsewhere(home):
+            return home
+        discard(branch.state_dir, home)
+    unfinished = f"{home}.new"
+    try:
+        os.makedirs(os.path.dirname(home), mode=0o700, exist_ok=True)
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+        os.mkdir(unfinished, 0o700)
+        OverlayView().make(unfinished, [path])
+        os.rename(unfinished, home)
+    except OSError as error:
+        raise MountError(
+            f"no view of {path} could be made in {branch.branch_path}: {error.filename or path}: {error.strerror}",
+            view="overlay",
+            reason=error.strerror or "",
+            remedy="free space, or fix the permissions of that path",
+        ) from error
+    return home
+
+
+def renew_workdir(branch: Branch, home: str) -> None:
+    """Give a layer that was mounted before a new work directory, without the mark that refuses another mount.
+
+    Removing the mark from the old one takes milliseconds on ext4, a rename does not: old ones are removed in batches.
+    """
+    if not os.path.isdir(f"{home}/view/work"):
+        return
+    old = f"{home}/old"
+    os.makedirs(old, mode=0o700, exist_ok=True)
+    if len(os.listdir(old)) >= _MOST_OLD_WORKDIRS:
+        discard(branch.state_dir, old)
+        os.mkdir(old, 0o700)
+    os.rename(f"{home}/view", f"{old}/{secrets.token_hex(8)}")
+    os.mkdir(f"{home}/view", 0o700)
 
 
 def list_path_views(directory: str) -> list[PathView]:

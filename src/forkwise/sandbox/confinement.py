@@ -228,6 +228,7 @@ SAFE_VARIABLES = (
 #: Names of variables that hold secrets, as shell patterns.
 _SECRETS = ("*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*API_KEY*", "*APIKEY*", "*CREDENTIAL*", "*PRIVATE_KEY*")
 _AGENTS = ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "GPG_AGENT_INFO", "DBUS_SESSION_BUS_ADDRESS", "AWS_*", "GOOGLE_*")
+_NO_HOMES = ("/dev", "/proc", "/run", "/sys")  # a sandbox has its own, or the kernel's
 _PASSWORD_IN_URL = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 
 
@@ -238,7 +239,8 @@ class Confinement:
     Files: the workspace's path is the branch. With ``read_only`` the rest of the filesystem is read-only, except
     ``writable`` paths, and ``/tmp`` is the process's own; ``hidden`` paths are empty, except those that are ``shown``.
     Of ``branched`` paths, which may be directories or files, the process sees a copy-on-write view that belongs to the
-    branch: its changes stay there. A path that is also writable is not branched. forkwise's own state is hidden, except
+    branch: its changes stay there. A path that is also writable is not branched. With ``has_home_view``, the home
+    directory as a whole is shown in that way, below all other paths. forkwise's own state is hidden, except
     ``readable`` paths in it.
 
     Network: the ``host``'s, ``none`` at all, or a ``private`` one: its own loopback, and an uplink through ``pasta`` or
@@ -259,6 +261,7 @@ class Confinement:
     writable: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
     branched: tuple[str, ...] = ()
+    has_home_view: bool = True
     hidden: tuple[str, ...] = CREDENTIALS
     shown: tuple[str, ...] = ()
     network: Network = "host"
@@ -331,6 +334,19 @@ class Confinement:
         """Return the shown paths that exist."""
         paths = _expand_paths(self.shown, _find_homes(environment or {}))
         return [os.path.realpath(path) for path in paths if os.path.exists(path)]
+
+    def find_home(self, environment: Mapping[str, str]) -> str | None:
+        """Return the real path of the home directory of which the process gets a view; None if it gets none.
+
+        It is that of ``environment``, or else of the account.
+        """
+        home = environment.get("HOME") or _find_account_home(str(os.geteuid())) or ""
+        if not self.read_only or not self.has_home_view or not os.path.isabs(home):
+            return None
+        real = os.path.realpath(home)
+        is_special = real in ("/", "/tmp", "/var/tmp") or _is_inside_any(real, _NO_HOMES)
+        can_read = os.path.isdir(real) and os.access(real, os.R_OK | os.X_OK)
+        return None if is_special or not can_read or _is_inside_any(real, self.writable_paths()) else real
 
     def writable_paths(self) -> list[str]:
         """Return the writable paths, each of which must exist."""

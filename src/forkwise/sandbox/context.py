@@ -190,13 +190,15 @@ class BranchContext:
                 "terminal": False,
                 "reports_ready": waits_for_mounts,
             }
-            pid, init_pidfd = start_sandbox(call.jail, request, (function_socket, status_writer_fd, start_fd))
+            pid, init_pidfd = start_sandbox(
+                call.jail, request, (*mount.home_fds, function_socket, status_writer_fd, start_fd)
+            )
             # Now only the sandbox has these: its end is end-of-file for this process and for the child.
             fds.close(function_socket, status_writer_fd, start_fd)
             function_socket = status_writer_fd = start_fd = -1
             child = ForkedChild()
             self._process = SandboxProcess(pid, init_pidfd, status_fd, supervision, child=child)
-            mount.set_sandbox(pid)
+            mount.set_sandbox(self._process)
             if waits_for_mounts:
                 self._process.wait_until_ready()
             try:
@@ -226,7 +228,9 @@ class BranchContext:
             os.makedirs(temporary, mode=0o700, exist_ok=True)
             variables = {"TMPDIR": temporary}
         directory = self._workspace if self._branch is None else os.fspath(self._branch.path)
-        call = self._build_call(plan_landlock(directory, temporary, self._confinement), supervision, variables)
+        call = self._build_call(
+            plan_landlock(directory, temporary, self._confinement, os.environ), supervision, variables
+        )
         status_fd = status_writer_fd = parent_pidfd = -1
         child = ForkedChild()
         try:

@@ -50,8 +50,8 @@ __all__ = ["main"]
 
 _RESET_SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE)  # reset to the default for a command
 # The request; a command's stdin, stdout and stderr, or a socket to a function's process; the pipe for the outcome; the
-# pipe with the go-ahead.
-_MAX_FDS = 6
+# pipe with the go-ahead. Before these, if the jail says so, the detached mount of the home directory's view.
+_MAX_FDS = 7
 _MAX_MESSAGE = 4096  # bytes, besides the descriptors
 _IDLE_MS = 3  # time without a request before the next init process is prepared
 
@@ -282,6 +282,7 @@ def _become_init(init_socket: socket.socket, server_pidfd: int, *, has_pid_names
         request = json.loads(os.pread(request_fd, os.fstat(request_fd).st_size, 0))
         os.close(request_fd)
         jail = Jail.load(request["jail"])
+        home_fd = passed_fds.pop(0) if jail.has_home_fd else -1
         if not has_pid_namespace:
             adopt_orphans()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -297,7 +298,9 @@ def _become_init(init_socket: socket.socket, server_pidfd: int, *, has_pid_names
         if is_function:
             # Now the function's process may enter: before the unshare it would have entered the host's mounts.
             os.write(passed_fds[0], b"1")
-        enter_root(jail)
+        enter_root(jail, home_fd)
+        if home_fd >= 0:
+            os.close(home_fd)
         if request["reports_ready"]:
             report(status_fd, {"ready": True})
         if is_function:

@@ -86,6 +86,7 @@ class Jail:
         "enforcement",
         "flags",
         "gid_map",
+        "has_home_fd",
         "keeps_caps",
         "landlock",
         "limits",
@@ -110,6 +111,7 @@ class Jail:
         limits: Mapping[str, Any] | None = None,
         enforcement: Mapping[str, Any] | None = None,
         cgroups: Sequence[str] = (),
+        has_home_fd: bool = False,
     ) -> None:
         self.flags = flags
         self.mounts = mounts
@@ -123,6 +125,7 @@ class Jail:
         self.limits = dict(limits or {})
         self.enforcement = dict(enforcement or {})
         self.cgroups = list(cgroups)
+        self.has_home_fd = has_home_fd
 
     def dump(self) -> dict[str, Any]:
         """Return it as a JSON document."""
@@ -197,13 +200,13 @@ def join_groups(jail: Jail) -> None:
         _write(f"{group}/cgroup.procs", "0")
 
 
-def enter_root(jail: Jail) -> None:
-    """Set up the new namespaces: the loopback and the mounts."""
+def enter_root(jail: Jail, home_fd: int = -1) -> None:
+    """Set up the new namespaces: the loopback and the mounts. ``home_fd`` is the view of the home directory, if any."""
     if jail.flags & CLONE_NEWNET:
         bring_up_loopback()
     if jail.flags & CLONE_NEWNS:
         mount("none", "/", None, MS_REC | MS_PRIVATE)
-        make_mounts(jail.mounts, read_only=jail.read_only)
+        make_mounts(jail.mounts, read_only=jail.read_only, home_fd=home_fd)
     os.chdir(jail.cwd)
 
 
@@ -225,7 +228,7 @@ def confine(
     if jail.cgroups:
         _write("/proc/self/oom_score_adj", "1000")  # the OOM killer shall choose the command, not init
     if jail.landlock is not None:
-        restrict(writable=[*jail.landlock, *_reopenable_paths(standard_fds)])
+        restrict(writable=[*filter(_is_on_writable_mount, jail.landlock), *_reopenable_paths(standard_fds)])
     if jail.limits:
         # Last, because the memory may be enough for the command and too little for us. The init process of the sandbox
         # is not counted as one of the command's.
@@ -242,6 +245,14 @@ def find_host_null(fds: Sequence[int]) -> list[int]:
 
 def _is_null(status: os.stat_result) -> bool:
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL
+
+
+def _is_on_writable_mount(path: str) -> bool:
+    """Return whether a path can be written to: a home directory of which no view could be mounted cannot."""
+    try:
+        return not os.statvfs(path).f_flag & os.ST_RDONLY
+    except FileNotFoundError:
+        return False
 
 
 def _reopenable_paths(standard_fds: Sequence[int]) -> list[str]:

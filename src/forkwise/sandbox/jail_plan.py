@@ -13,15 +13,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, NamespaceError
 from forkwise.files.branch import Branch, Parent
-from forkwise.files.path_view import PathView, make_path_view, paths_directory
+from forkwise.files.path_view import PathView, make_home_layer, make_path_view, paths_directory, renew_workdir
 from forkwise.files.store.state import is_ordinary
+from forkwise.files.store.state_root import user_roots
 from forkwise.files.views.branchfs import CONTROL_FILE, find_mount
 from forkwise.files.views.overlay import (
     OPTIONS,
+    OverlayView,
     clear_volatile_mark,
     release_private_mount,
     reserve_private_mount,
@@ -30,14 +33,17 @@ from forkwise.files.views.overlay import (
 from forkwise.files.workspace import Workspace
 from forkwise.linux import namespace
 from forkwise.linux.landlock import abi, usual_devices
+from forkwise.linux.mountinfo import MountEntry, find_entry, parse_mountinfo
 from forkwise.linux.process_id import ProcessId
 from forkwise.linux.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER
 from forkwise.sandbox.jail import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUTS, Jail
-from forkwise.sandbox.mounts import Mount
+from forkwise.sandbox.mounts import HOME_VIEW, Mount
 
 if TYPE_CHECKING:
+    from forkwise.files.store.view import DetachedMount
     from forkwise.sandbox.confinement import Confinement
+    from forkwise.sandbox.process import SandboxProcess
 
 __all__ = [
     "PrivateMount",
@@ -84,16 +90,28 @@ def plan_jail(
         flags |= CLONE_NEWNET
     is_root = os.geteuid() == 0
     uid_map, gid_map = map_ids()
+    home = confinement.find_home(environment)
+    if home is not None and _is_inside(home, workspace_path):
+        home = None  # the branch shows it
+    cover = _cover_state(workspace_path, branch, home) if confinement.read_only else []
+    home_mounts = [] if home is None else _mount_home(home, workspace_path, branch, confinement, cover)
+    try:
+        mounts = _mounts(workspace_path, view_path, branch, confinement, environment, home_mounts, cover)
+    except BaseException:
+        for reserved_mount in home_mounts:
+            if reserved_mount.kind == "home" and reserved_mount.source:
+                release_private_mount(reserved_mount.source)
+        raise
     return Jail(
         flags=flags,
-        mounts=_mounts(workspace_path, view_path, branch, confinement, environment),
+        mounts=mounts,
         read_only=confinement.read_only,
         cwd=workspace_path,
         uid_map=uid_map,
         gid_map=gid_map,
         keeps_caps=_FILE_CAPS if is_root else [],
         seccomp=_filter(confinement.name, confinement.network != "host"),
-        landlock=_landlock_paths(workspace_path, confinement) if confinement.read_only else None,
+        landlock=_landlock_paths(workspace_path, confinement, home) if confinement.read_only else None,
     )
 
 
@@ -104,7 +122,7 @@ def map_ids() -> tuple[str, str]:
     return f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1"
 
 
-def _landlock_paths(workspace_path: str, confinement: Confinement) -> list[str] | None:
+def _landlock_paths(workspace_path: str, confinement: Confinement, home: str | None) -> list[str] | None:
     """Return the paths that Landlock leaves writable, in addition to the mounts' own protection.
 
     Landlock covers what read-only mounts do not: FIFOs of the host, and directories that a function's process had open.
@@ -112,14 +130,16 @@ def _landlock_paths(workspace_path: str, confinement: Confinement) -> list[str] 
     if abi() < _MIN_LANDLOCK_ABI:
         return None
     writable = [*confinement.writable_paths(), *confinement.branched_paths().values()]
-    directories = [workspace_path, *_TEMPORARY, "/dev", "/proc", *writable]
+    views = [] if home is None else [home, f"{home}/.cache"]
+    directories = [workspace_path, *_TEMPORARY, "/dev", "/proc", *writable, *views]
     return [p for p in directories if os.path.exists(p)]
 
 
-def plan_landlock(view_path: str, temporary: str, confinement: Confinement) -> Jail:
+def plan_landlock(view_path: str, temporary: str, confinement: Confinement, environment: Mapping[str, str]) -> Jail:
     """Plan a jail without namespaces.
 
-    Writes are confined to the branch, a temporary directory and the ``writable`` paths.
+    Writes are confined to the branch, a temporary directory and the ``writable`` paths; inside a sandbox whose home
+    directory is a view, also to that.
     """
     if confinement.read_only and _find_branchfs(view_path) is not None:
         raise NamespaceError(
@@ -137,6 +157,9 @@ def plan_landlock(view_path: str, temporary: str, confinement: Confinement) -> J
             "allow them, or let the command change the path itself by listing it as writable (--writable)"
         )
     writable = [view_path, temporary, *confinement.writable_paths(), *usual_devices()]
+    home = confinement.find_home(environment)
+    if home is not None and _is_home_view(home, _read_mounts(home)):
+        writable.append(home)
     return Jail(
         flags=0,
         mounts=[],
@@ -166,9 +189,14 @@ def _mounts(
     branch: Parent | None,
     confinement: Confinement,
     environment: Mapping[str, str],
+    home_mounts: list[Mount],
+    cover: list[Mount],
 ) -> list[Mount]:
-    mounts: list[Mount] = []
     temporary = f"mode=1777{_size_option(confinement)}"
+    home = home_mounts[0].target if home_mounts else None
+    is_temporary = home is not None and _is_inside(home, *_TEMPORARY)
+    mounts = [] if is_temporary else list(home_mounts)
+    cover = list(cover)
     if confinement.read_only:
         mounts += [Mount("tmpfs", path, writable=True, options=temporary) for path in _TEMPORARY if os.path.isdir(path)]
         mounts += [Mount("bind", p, p) for p in _find_program_directories(environment) if _is_inside(p, *_TEMPORARY)]
@@ -176,10 +204,11 @@ def _mounts(
             mounts.append(Mount("tmpfs", "/run", options="mode=755"))
             mounts += [Mount("bind", p, p) for p in _RUNTIME if os.path.isdir(p)]
         mounts.append(Mount("dev", "/dev", writable=True, options=temporary))
+    if is_temporary:
+        mounts += home_mounts
     writable = [Mount("bind", p, p, writable=True) for p in confinement.writable_paths()]
     branchfs_mount = _find_branchfs(view_path) if confinement.read_only and view_path is not None else None
-    cover = _cover_state(workspace_path, branch) if confinement.read_only else []
-    if branchfs_mount is not None and not _is_inside(branchfs_mount, *_TEMPORARY):
+    if branchfs_mount is not None and _is_visible(branchfs_mount, home):
         cover.append(Mount("tmpfs", branchfs_mount, options=_COVER))
     hidden = confinement.hidden_paths(environment)
     # A hidden directory around the workspace is covered before the branch is mounted in it.
@@ -211,7 +240,7 @@ def _mounts(
         inside = [m for target, m in kept.items() if _is_inside(target, path) and not _is_inside(path, workspace_path)]
         mounts += [Mount("tmpfs", path, options=_COVER), *inside] if inside else [Mount("mask", path)]
     if confinement.network != "host":
-        mounts += [Mount("mask", p) for p in _find_bound_sockets()]
+        mounts += [Mount("mask", p) for p in _find_bound_sockets() if _is_visible(p, home)]
     mounts.append(Mount("proc", "/proc", writable=True, options=" ".join(_find_proc_settings())))
     return mounts
 
@@ -257,6 +286,21 @@ def _reserve_view(branch: Branch, view: PathView) -> None:
         clear_volatile_mark(view.home)
 
 
+def _reserve_home_layer(branch: Branch, home: str) -> str | None:
+    """Reserve a layer for a view of the home directory: the branch's first, unless that is in use, or else a new one.
+
+    Returns None if the branch's filesystem can hold none.
+    """
+    with branch._lock():
+        for number in count():
+            layer = make_home_layer(branch, home, number)
+            if layer is None or reserve_private_mount(layer):
+                break
+        if layer is not None:
+            renew_workdir(branch, layer)
+    return layer
+
+
 def _find_branchfs(path: str) -> str | None:
     """Return the mount point of the BranchFS that contains a path.
 
@@ -292,14 +336,59 @@ def _size_option(confinement: Confinement) -> str:
     return "" if most is None else f",size={most}"
 
 
-def _cover_state(workspace_path: str, branch: Parent | None) -> list[Mount]:
-    """Cover forkwise's state directory. The branch's view, if the workspace is inside it, is mounted on top again."""
+def _cover_state(workspace_path: str, branch: Parent | None, home: str | None) -> list[Mount]:
+    """Cover forkwise's state directories. The branch's view, if the workspace is in one, is mounted on top again."""
     state = branch.state_dir.state if branch is not None else workspace_path.partition("/branches/")[0]
-    if not os.path.exists(f"{state}/lock") or _is_inside(state, *_TEMPORARY):
-        return []
-    root = os.path.dirname(state)
-    is_ours = _STATE_ROOT.fullmatch(os.path.basename(root)) and (branch is None or not _is_inside(workspace_path, root))
-    return [Mount("tmpfs", root if is_ours else state, options=_COVER)]
+    covered = []
+    if os.path.exists(f"{state}/lock"):
+        root = os.path.dirname(state)
+        is_ours = _STATE_ROOT.fullmatch(os.path.basename(root)) and (
+            branch is None or not _is_inside(workspace_path, root)
+        )
+        covered.append(root if is_ours else state)
+    if home is not None:  # also state of other workspaces than this one
+        roots = [root for path in user_roots() if os.path.isdir(root := os.path.realpath(path))]
+        covered += [root for root in roots if _is_inside(root, home) and not _is_inside(workspace_path, root)]
+    return [Mount("tmpfs", path, options=_COVER) for path in dict.fromkeys(covered) if _is_visible(path, home)]
+
+
+def _is_visible(path: str, home: str | None) -> bool:
+    """Return whether a sandbox sees the host's files at a path: not in its own temporary directories."""
+    return not _is_inside(path, *_TEMPORARY) or (home is not None and _is_inside(path, home))
+
+
+def _mount_home(
+    home: str, workspace_path: str, branch: Parent | None, confinement: Confinement, cover: list[Mount]
+) -> list[Mount]:
+    """Return the mounts that make the home directory a copy-on-write view, below what is mounted in it.
+
+    The view belongs to the branch. While one sandbox has it mounted, others get new ones: a layer must not be mounted
+    twice. Inside a sandbox that has such a view, that one is shared: overlays nest only two deep.
+    """
+    entries = _read_mounts(home)
+    if _is_home_view(home, entries):
+        return [Mount("bind", home, home, writable=True)]
+    apart = [workspace_path, *(m.target for m in cover)]
+    points = sorted({e.point for e in entries if e.point.startswith(f"{home}/") and not _is_inside(e.point, *apart)})
+    inner = [p for p in points if not any(p.startswith(f"{other}/") for other in points)]
+    layer = _reserve_home_layer(branch, home) if isinstance(branch, Branch) else None
+    size = _size_option(confinement)
+    view = Mount("home", home, layer or "", writable=True, lowers=[home], options=OPTIONS, size=size)
+    return [view, *(Mount("submount", point, point) for point in inner)]
+
+
+def _is_home_view(home: str, entries: list[MountEntry]) -> bool:
+    """Return whether a home directory is in a view that an outer sandbox has of its own."""
+    outer = find_entry(home, entries)
+    return outer is not None and outer.source == HOME_VIEW
+
+
+def _read_mounts(home: str) -> list[MountEntry]:
+    """Read those entries of the mount table that matter to a view of the home directory: root may have very many."""
+    escaped = re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", home)
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        lines = [line for line in file if f" {escaped}/" in line or f" {HOME_VIEW} " in line]
+    return parse_mountinfo("".join(lines))
 
 
 def _find_bound_sockets() -> list[str]:
@@ -307,7 +396,7 @@ def _find_bound_sockets() -> list[str]:
     with open("/proc/net/unix", errors="surrogateescape") as file:
         bound = {line.rstrip("\n").split(" /", 1)[1] for line in file if " /" in line}
     paths = sorted({os.path.realpath(f"/{path}") for path in bound})
-    return [p for p in paths if os.path.exists(p) and not _is_inside(p, *_TEMPORARY)]
+    return [path for path in paths if os.path.exists(path)]
 
 
 @cache
@@ -390,27 +479,55 @@ class PrivateMount:
     """The mount of a branch for one sandbox.
 
     ``view_path`` is the host's path of the branch, or None if only the sandbox mounts it; ``home`` is then the branch's
-    home. ``views`` are the homes of its views of other paths, which only sandboxes mount.
+    home. ``views`` are the homes of its views of other paths, which only sandboxes mount. ``home_layer`` is that of the
+    view of the home directory, ``home_view`` its detached mount, if this process may mount.
     """
 
     home: str | None
     view_path: str | None
     has_sandbox: bool = False
     views: list[str] = field(default_factory=list)
+    home_layer: str = ""
+    home_view: DetachedMount | None = None
 
-    def set_sandbox(self, pid: int) -> None:
-        """Record the sandbox by its first process, whose end unmounts the branch."""
+    @property
+    def home_fds(self) -> tuple[int, ...]:
+        """The descriptor of the detached mount for the forkserver, if there is one."""
+        return () if self.home_view is None else (self.home_view.fileno(),)
+
+    def set_sandbox(self, process: SandboxProcess) -> None:
+        """Record the sandbox by its first process, whose end unmounts the branch.
+
+        The layer of the home directory stays reserved by this process until it closes the sandbox. That takes one file;
+        to replace it takes milliseconds on ext4, which then writes its content out.
+        """
         for home in (self.home, *self.views):
             if home is not None:
-                set_private_owner(home, ProcessId.of(pid))
+                set_private_owner(home, ProcessId.of(process.pid))
+        process.on_close.append(self._release_home_layer)
         self.has_sandbox = True
 
+    def _release_home_layer(self) -> None:
+        if self.home_layer:
+            release_private_mount(self.home_layer)
+
     def add_views(self, jail: Jail) -> None:
-        """Note the views of other paths in a jail, which ``plan_jail`` reserved."""
+        """Note the views of other paths in a jail, which ``plan_jail`` reserved, and mount that of the home directory.
+
+        The kernel refuses that inside a sandbox if something is mounted in the home directory.
+        """
         self.views = [m.source for m in jail.mounts if m.kind == "overlay" and m.target != jail.cwd]
+        for view in (m for m in jail.mounts if m.kind == "home" and m.source):
+            self.home_layer = view.source
+            if os.geteuid() == 0 or namespace.is_entered():
+                self.home_view = OverlayView().premount(view.source, view.lowers[0], HOME_VIEW)
+                jail.has_home_fd = self.home_view is not None
 
     def release_views(self) -> None:
-        """Drop the reservations of the views if no sandbox was started."""
+        """Close the detached mount, and drop the reservations of the views if no sandbox was started."""
+        if self.home_view is not None:
+            self.home_view.close()
         if not self.has_sandbox:
             for home in self.views:
                 release_private_mount(home)
+            self._release_home_layer()

@@ -36,8 +36,9 @@ def start_sandbox(
 ) -> tuple[int, int]:
     """Start a sandbox, by this process's forkserver or by that of ``client``. Return its process number and a pidfd.
 
-    ``passed_fds`` are a command's stdin, stdout and stderr, or a socket to a function's process; then the pipe for the
-    outcome, and the pipe from which the go-ahead is read.
+    ``passed_fds`` are, if ``jail.has_home_fd``, the detached mount of the home directory's view; a command's stdin,
+    stdout and stderr, or a socket to a function's process; then the pipe for the outcome, and the pipe from which the
+    go-ahead is read.
     """
     if client is not None:
         return client.start_sandbox(jail, request, passed_fds)

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
 from forkwise.linux.overlay_workdir import make_removable
-from forkwise.linux.syscalls import MS_BIND, MS_RDONLY, MS_REC, mount
+from forkwise.linux.syscalls import MNT_DETACH, MS_BIND, MS_RDONLY, MS_REC, mount, move_mount, umount2
 
-__all__ = ["Mount", "make_mounts"]
+__all__ = ["HOME_VIEW", "Mount", "make_mounts"]
+
+HOME_VIEW = "forkwise-home"
+"""The name in the mount table of the view of the home directory."""
 
 _MOUNT_SETATTR = 442
 _AT_FDCWD = -100
@@ -25,12 +29,14 @@ _syscall.restype = ctypes.c_long
 
 
 class Mount:
-    """One mount: ``bind`` of a directory or file, ``overlay``, ``tmpfs``, ``proc``, ``dev`` or ``mask``.
+    """One mount: ``bind``, ``submount``, ``overlay``, ``home``, ``tmpfs``, ``proc``, ``dev`` or ``mask``.
 
-    Neither this nor Jail is a dataclass: that module would be in the memory of every sandbox.
+    ``home`` is an overlay whose layer is in memory if it cannot be in ``source``; where neither works, the directory
+    stays as it is. ``size`` limits what it takes in memory, as an option of tmpfs. ``submount`` is a bind that is left
+    out if the mount is gone. Neither this nor Jail is a dataclass: that module would be in the memory of every sandbox.
     """
 
-    __slots__ = ("kind", "lowers", "options", "source", "target", "writable")
+    __slots__ = ("kind", "lowers", "options", "size", "source", "target", "writable")
 
     def __init__(
         self,
@@ -41,6 +47,7 @@ class Mount:
         writable: bool = False,
         lowers: Sequence[str] = (),
         options: str = "",
+        size: str = "",
     ) -> None:
         self.kind = kind
         self.target = target
@@ -48,32 +55,41 @@ class Mount:
         self.writable = writable
         self.lowers = list(lowers)
         self.options = options
+        self.size = size
 
 
-def make_mounts(mounts: Sequence[Mount], *, read_only: bool) -> None:
+def make_mounts(mounts: Sequence[Mount], *, read_only: bool, home_fd: int = -1) -> None:
     """Make the mounts in this process's own mount namespace.
 
-    With ``read_only``, everything mounted before becomes read-only.
+    With ``read_only``, everything mounted before becomes read-only. ``home_fd`` is the detached mount of ``home``, made
+    by a process outside: this one cannot, if something is mounted in the home directory.
     """
-    _MountMaker(mounts, read_only).make()
+    _MountMaker(mounts, read_only, home_fd).make()
 
 
 class _MountMaker:
     """Makes the mounts. Every source is opened before the first mount, because a mount may cover another's source."""
 
-    def __init__(self, mounts: Sequence[Mount], read_only: bool) -> None:
+    def __init__(self, mounts: Sequence[Mount], read_only: bool, home_fd: int) -> None:
         self.mounts = mounts
+        self.detached_fd = home_fd
+        self.home_fds = {m.target: home_fd for m in mounts if m.kind == "home" and home_fd >= 0}
         self.read_only = read_only
         self.sources: dict[str, int] = {}
         for wanted in mounts:
             for path in filter(None, [wanted.source, *wanted.lowers]):
                 if path not in self.sources:
-                    self.sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                    with suppress(*([OSError] if wanted.kind == "submount" else [])):
+                        self.sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
 
     def make(self) -> None:
         for wanted in self.mounts:
             if wanted.kind == "overlay":
                 self._mount_overlay(wanted)
+        for wanted in self.mounts:
+            # Last, because it may cover the directories of the others.
+            if wanted.kind == "home" and self.detached_fd < 0:
+                self._mount_home(wanted)
         if self.read_only:
             # A device node or a set-uid file on a read-only mount still works: hence nodev and nosuid.
             _set_attributes("/", add=_RDONLY | _NOSUID | _NODEV, recursively=True)
@@ -86,7 +102,7 @@ class _MountMaker:
                     _set_attributes(wanted.target, drop=_RDONLY)
                 elif wanted.kind == "tmpfs" and not wanted.writable:
                     _set_attributes(wanted.target, add=_RDONLY)
-        for fd in self.sources.values():
+        for fd in {*self.sources.values(), *self.home_fds.values()} - {self.detached_fd}:
             os.close(fd)
 
     def _source_path(self, path: str) -> str:
@@ -97,7 +113,11 @@ class _MountMaker:
             _make_target(wanted.target, os.path.isdir(self._source_path(wanted.source)))
         mount(self._source_path(wanted.source), wanted.target, None, MS_BIND | MS_REC)
 
-    def _mount_overlay(self, wanted: Mount) -> None:
+    def _submount(self, wanted: Mount) -> None:
+        if wanted.source in self.sources and os.path.exists(wanted.target):
+            mount(self._source_path(wanted.source), wanted.target, None, MS_BIND | MS_REC)
+
+    def _mount_overlay(self, wanted: Mount, name: str = "forkwise") -> None:
         """Mount an overlay in its own directory while its layer is still writable.
 
         ``_overlay`` binds it to its target later.
@@ -107,10 +127,33 @@ class _MountMaker:
         options = f"lowerdir={lower},upperdir={layer},workdir={work},{wanted.options}"
         view = f"{wanted.source}/view"
         workdir_fd = os.open(view, os.O_PATH | os.O_CLOEXEC)
-        mount("forkwise", view, "overlay", _NOSUID | _NODEV, options)
+        mount(name, view, "overlay", _NOSUID | _NODEV, options)
         make_removable(workdir_fd)
         os.close(workdir_fd)
         self.sources[view] = os.open(view, os.O_PATH | os.O_CLOEXEC)
+
+    def _mount_home(self, wanted: Mount) -> None:
+        """Mount the view of the home directory, its layer on disk or else in memory, or at least one of ~/.cache."""
+        home = wanted.target
+        if wanted.source:
+            with suppress(OSError):
+                self._mount_overlay(wanted, HOME_VIEW)
+                self.home_fds[home] = self.sources[f"{wanted.source}/view"]
+        for path in (home, f"{home}/.cache"):
+            if home not in self.home_fds:
+                with suppress(OSError):
+                    self.home_fds[path] = _mount_in_memory(path, wanted)
+
+    def _home(self, wanted: Mount) -> None:
+        for path, fd in self.home_fds.items():
+            if not os.path.exists(path):
+                _make_target(path, True)
+            if fd == self.detached_fd:
+                move_mount(fd, path)
+            else:
+                mount(f"/proc/self/fd/{fd}", path, None, MS_BIND)
+            # Writable at once, because mount points may have to be made in it.
+            _set_attributes(path, add=_NOSUID | _NODEV, drop=_RDONLY)
 
     def _overlay(self, wanted: Mount) -> None:
         if not os.path.exists(wanted.target):
@@ -160,6 +203,33 @@ class _MountMaker:
         os.mkdir("/dev/pts")
         mount("devpts", "/dev/pts", "devpts", _NOSUID, "newinstance,ptmxmode=0666,mode=620")
         os.symlink("pts/ptmx", "/dev/ptmx")
+
+
+def _mount_in_memory(path: str, wanted: Mount) -> int:
+    """Mount a tmpfs on a directory, and on top of that an overlay of it whose layer is there. Return its descriptor."""
+    lower_fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        mount("tmpfs", path, "tmpfs", _NOSUID | _NODEV, f"mode=700{wanted.size}")
+        try:
+            status = os.fstat(lower_fd)
+            for name in ("layer", "view"):
+                os.mkdir(f"{path}/{name}", 0o700)
+            os.chown(f"{path}/layer", status.st_uid, status.st_gid)
+            os.chmod(f"{path}/layer", stat.S_IMODE(status.st_mode))
+            # By descriptor, because the path may contain what separates options.
+            upper_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            upper, lower = f"/proc/self/fd/{upper_fd}", f"/proc/self/fd/{lower_fd}"
+            directories = f"lowerdir={lower},upperdir={upper}/layer,workdir={upper}/view"
+            try:
+                mount(HOME_VIEW, path, "overlay", _NOSUID | _NODEV, f"{directories},{wanted.options}")
+            finally:
+                os.close(upper_fd)
+        except OSError:
+            umount2(path, MNT_DETACH)
+            raise
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    finally:
+        os.close(lower_fd)
 
 
 class _MountAttributes(ctypes.Structure):

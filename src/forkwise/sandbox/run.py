@@ -131,7 +131,7 @@ def spawn(
             raise
     temporary = f"{branch.state_dir.path}/tmp"
     os.makedirs(temporary, mode=0o700, exist_ok=True)
-    weaker = plan_landlock(os.fspath(branch.path), temporary, wanted)
+    weaker = plan_landlock(os.fspath(branch.path), temporary, wanted, environment)
     return _start(weaker, argv, environment | {"TMPDIR": temporary}, stdio, options)
 
 
@@ -158,13 +158,14 @@ def _start(
     """Start the sandbox and the command in it."""
     supervision = Supervision(wanted.confinement.limits, list_layers(wanted.branch))
     try:
-        process, start_writer_fd = _start_sandbox(jail, argv, environment, stdio, supervision, wanted)
+        passed_fds = (*(() if mount is None else mount.home_fds), *stdio)
+        process, start_writer_fd = _start_sandbox(jail, argv, environment, passed_fds, supervision, wanted)
     except BaseException:
         supervision.close()
         raise
     try:
         if mount is not None:
-            mount.set_sandbox(process.pid)
+            mount.set_sandbox(process)
         if wanted.confinement.landlock_instead:
             process.wait_until_ready()  # mounts may be refused although the namespaces are allowed
         if wanted.confinement.network == "private":
@@ -182,7 +183,7 @@ def _start_sandbox(
     jail: Jail,
     argv: Sequence[str],
     environment: dict[str, str],
-    stdio: tuple[int, int, int],
+    passed_fds: Sequence[int],
     supervision: Supervision,
     wanted: _StartOptions,
 ) -> tuple[SandboxProcess, int]:
@@ -205,7 +206,7 @@ def _start_sandbox(
         status_fd, status_writer_fd = fds.pipe()
         start_fd, start_writer_fd = fds.pipe()
         client = wanted.client if wanted.space is None else wanted.space.client
-        pid, pidfd = start_sandbox(jail, request, (*stdio, status_writer_fd, start_fd), client)
+        pid, pidfd = start_sandbox(jail, request, (*passed_fds, status_writer_fd, start_fd), client)
         kill_signal = signal.SIGKILL if jail.flags & CLONE_NEWPID else signal.SIGTERM
         process = SandboxProcess(pid, pidfd, status_fd, supervision, kill_signal)
         process.start_directory = jail.cwd if wanted.cwd else None

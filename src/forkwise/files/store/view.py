@@ -180,6 +180,10 @@ class DetachedMount:
         """A path to the root of the detached mount, for changes before ``attach``; call ``changed`` after them."""
         return f"/proc/self/fd/{self._fd}"
 
+    def fileno(self) -> int:
+        """Return the descriptor, for a process that attaches the mount in its own mount namespace."""
+        return self._fd
+
     def changed(self) -> None:
         """Accept the current state of the layer's root directory as unchanged."""
         self._stamp = _stamp(self.layer)

@@ -89,12 +89,12 @@ class OverlayView(View):
             )  # through the mount: changing its layer directly is undefined
             premounted.changed()
 
-    def premount(self, home: str, lower: str) -> DetachedMount | None:
+    def premount(self, home: str, lower: str, source: str = "forkwise") -> DetachedMount | None:
         layer, work = f"{home}/layer", f"{home}/view"
         if _SEPARATORS.search(lower + home) or max(len(os.fsencode(p)) for p in (lower, layer)) > _MAX_OPTION:
             return None
         given = dict(option.partition("=")[::2] for option in OPTIONS.split(","))
-        options = {"source": "forkwise", "lowerdir": lower, "upperdir": layer, "workdir": work, **given}
+        options = {"source": source, "lowerdir": lower, "upperdir": layer, "workdir": work, **given}
         try:
             mounted = DetachedMount(layer, {name: value or None for name, value in options.items()})
             workdir_fd = os.open(work, os.O_PATH | os.O_CLOEXEC)
