@@ -29,6 +29,7 @@ MEANS = {
     "Landlock",
     "seccomp",
     "private overlay",
+    "home view",
 }
 
 

@@ -20,6 +20,7 @@ from forkwise.files.mounted import find_branching_mount
 from forkwise.files.store.state import locate
 from forkwise.files.views import catalogue
 from forkwise.linux.mountinfo import find_entry, mounts
+from forkwise.sandbox.confinement import Confinement
 
 if TYPE_CHECKING:
     from forkwise.files.store.view import Site, View
@@ -97,7 +98,8 @@ def examine_confinement(site: Site) -> list[Finding]:
 
 
 def _examine_kernel(site: Site) -> list[Finding]:
-    command = [sys.executable, "-I", "-S", str(_PROBE), site.workspace, site.state]
+    home = Confinement.standard().find_home(os.environ) or ""
+    command = [sys.executable, "-I", "-S", str(_PROBE), site.workspace, site.state, home]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True)
         answers: dict[str, dict[str, object]] = json.loads(done.stdout)
@@ -105,6 +107,9 @@ def _examine_kernel(site: Site) -> list[Finding]:
         return [
             Finding("kernel", False, f"the probe could not be run: {error}", f"run {_PROBE} by hand to see the error")
         ]
+    if not home:
+        detail = f"$HOME is {os.environ.get('HOME')!r}, of which a sandbox gets no view"
+        answers["home view"] = {"works": False, "detail": detail}
     return [_build_finding(name, answer) for name, answer in answers.items()]
 
 
@@ -122,6 +127,11 @@ def _find_remedy(name: str) -> str:
         return (
             "needs user, mount and PID namespaces, and a /proc without masked paths: docker run --security-opt "
             "systempaths=unconfined, or procMount: Unmasked in Kubernetes"
+        )
+    if name == "home view":
+        return (
+            "sandboxes see the home directory read-only, except ~/.cache if it exists: set HOME to a directory of your "
+            "own with nothing mounted in it, on a filesystem that is not an overlay of an overlay"
         )
     if name == "Landlock":
         return "needs Linux 5.13 or later with CONFIG_SECURITY_LANDLOCK, and 'landlock' in the boot parameter lsm="

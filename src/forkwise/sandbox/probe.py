@@ -147,6 +147,47 @@ def private_overlay(workspace: str, state: str) -> str:
     return "kernel overlayfs, visible inside the sandbox only"
 
 
+def home_view(home: str, state: str) -> str:
+    """Try to mount an overlay over the home directory as a sandbox gets it: its layer in ``state`` or in memory."""
+    if os.geteuid() != 0:  # root mounts it outside, where the mounts in the directory do not matter
+        _enter_user_namespace()
+    _unshare(CLONE_NEWNS, "unshare(CLONE_NEWNS)")
+    _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "mount(MS_PRIVATE) of /")
+    place = tempfile.mkdtemp(prefix=f".probe-{os.getpid()}-", dir=state)
+    try:
+        return _try_home_view(home, place)
+    finally:
+        shutil.rmtree(place)
+
+
+def _try_home_view(home: str, place: str) -> str:
+    lower_fd = os.open(home, os.O_PATH)
+    details = ("a layer that belongs to the branch", "a layer in memory, which ends with each command")
+    for number, detail in enumerate(details):
+        if number:
+            _check(_libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", ctypes.c_ulong(0), None), "mount of a tmpfs")
+        for name in ("layer", "work", "view"):
+            os.makedirs(f"{place}/{name}", exist_ok=True)
+        place_fd = os.open(place, os.O_PATH)
+        directories = f"upperdir=/proc/self/fd/{place_fd}/layer,workdir=/proc/self/fd/{place_fd}/work"
+        options = f"lowerdir=/proc/self/fd/{lower_fd},{directories},userxattr,index=off".encode()
+        view = os.fsencode(f"{place}/view")
+        try:
+            _check(_libc.mount(b"forkwise-home", view, b"overlay", ctypes.c_ulong(0), options), "mount of an overlay")
+        except OSError:
+            if number:
+                raise
+            continue
+        finally:
+            os.close(place_fd)
+            if number:
+                _libc.umount2(os.fsencode(place), 2)
+        if not number:
+            _check(_libc.umount2(view, 0), "umount of an overlay")
+        return f"{home}: {detail}"
+    raise AssertionError
+
+
 PROBES: dict[str, Callable[[], str]] = {
     "user namespaces": user_namespace,
     "mount namespaces": mount_namespace,
@@ -180,11 +221,13 @@ def run_in_child(probe: Callable[[], str]) -> dict[str, object]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the answer of each probe; with a workspace and its state directory, also that of the private overlay."""
+    """Print the answer of each probe; with a workspace, its state and the home directory, those of overlays."""
     probes = dict(PROBES)
     if arguments:
-        workspace, state = arguments
+        workspace, state, home = arguments
         probes["private overlay"] = partial(private_overlay, workspace, state)
+        if home:
+            probes["home view"] = partial(home_view, home, state)
     print(json.dumps({name: run_in_child(probe) for name, probe in probes.items()}))
 
 
