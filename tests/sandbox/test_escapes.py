@@ -84,7 +84,7 @@ def _run(interpreter: list[str], path: list[str], own: int) -> Results:
         os.chown(base, own, own)
         environment = {
             "PATH": os.environ["PATH"],
-            "HOME": str(base),
+            "HOME": str(base),  # until the world has one
             "LANG": "C.UTF-8",
             "PYTHONPATH": ":".join(path),
             "PYTHONDONTWRITEBYTECODE": "1",

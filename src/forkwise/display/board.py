@@ -40,6 +40,7 @@ __all__ = [
     "Row",
     "attempt_record",
     "cost_text",
+    "edits_text",
     "event_record",
     "format_total",
     "rows_of",
@@ -53,6 +54,7 @@ __all__ = [
 _FIT = Fit(wrapped=("",), shortened=("label",), optional=("score", "git", "files", "cost", "time", "label"))
 _WHOLE_LOG = 1 << 30  # bytes; logs are capped well below
 _WIDEST_LABEL = 32
+_MOST_EDITED = 3
 
 COMMIT_GRACE = 10.0
 """Seconds to wait for a decided fork to be committed."""
@@ -222,6 +224,8 @@ class Board:
         parts: list[Any] = [title, grid(columns, shown, _FIT, console.width)]
         if len(rows) > len(shown):
             parts.append(Text(f"and {len(rows) - len(shown)} more", style="dim"))
+        if fork.edits:
+            parts.append(Text(edits_text(fork.edits), style="dim", no_wrap=True, overflow="ellipsis"))
         if work := self._work.describe():
             parts.append(Text(work, style="dim", no_wrap=True, overflow="ellipsis"))
         return Group(*parts)
@@ -278,6 +282,8 @@ class Board:
                 return _end_line(self._ledger.attempt(event.attempt))
             case "rejected":
                 return f"{event.attempt} failed: {event.data['reason']}"
+            case "edited" if event.fork == self._fork:
+                return edits_text(event.data["edits"])
             case "withdrawn":
                 return f"{event.fork} is undecided again: its winner {event.data['withdrawn']}"
             case "unwanted":
@@ -297,6 +303,19 @@ class Board:
             case "adopted" if event.fork == self._fork:
                 return f"{event.fork} was interrupted; resuming"
         return ""
+
+
+def edits_text(edits: Mapping[str, Any], *, most: int = _MOST_EDITED) -> str:
+    """Format which paths of the workspace other programs changed while a fork ran, ``most`` of them by name.
+
+    >>> edits_text({"paths": ["a.txt", "src/", "b", "c", "d"], "more": False})
+    'changed in the workspace meanwhile, by other programs: a.txt, src/, b and 2 more'
+    """
+    paths = edits["paths"]
+    left = len(paths) - most
+    more = "" if left <= 0 and not edits["more"] else f" and {'at least ' if edits['more'] else ''}{max(left, 1)} more"
+    names = ", ".join(printable(path) for path in paths[:most])
+    return f"changed in the workspace meanwhile, by other programs: {names}{more}"
 
 
 def _is_useful(column: str, cells: set[str]) -> bool:

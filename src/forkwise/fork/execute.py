@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.errors import BranchError, BranchingError, BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch, Parent
+from forkwise.files.edits.comparison import find_edits
 from forkwise.files.store.branch_info import DataDirectories
+from forkwise.files.store.state import is_ordinary
+from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_paths import take_logins
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file
 from forkwise.fork.candidate import Judgement, OutputReader, describe_error, judge, read_score, to_json_data
@@ -233,6 +236,7 @@ async def execute(attempt: Attempt, name: str) -> None:
                 answers.enter_context(remember_answers())
                 await run_in_thread(_note_no_change, attempt)
                 await _evaluate(attempt, judgement)
+                await run_in_thread(_note_edits, attempt)
             finally:
                 output.finish()
                 facts |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
@@ -250,6 +254,15 @@ async def execute(attempt: Attempt, name: str) -> None:
         with suppress(LedgerError):  # a full disk: resolving the fork writes it again, or raises
             attempt.record_end()
         await finish(run_in_thread(compress_log, ledger.directory, attempt.id))
+
+
+def _note_edits(attempt: Attempt) -> None:
+    """Record what other programs changed in the workspace since the attempt's branch was forked."""
+    branch = attempt.own_branch
+    if attempt.fork.inside is None and isinstance(branch.parent, Workspace) and is_ordinary(branch.workspace.path):
+        with suppress(OSError, BranchingError):  # such as a branch that the candidate dropped: it is only a notice
+            if edits := find_edits(branch, attempt.fork.record.generation):
+                attempt.fork.record_edits(edits)
 
 
 async def _open_and_run(attempt: Attempt, name: str, output: AttemptLog) -> Judgement:

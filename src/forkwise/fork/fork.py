@@ -26,7 +26,9 @@ from forkwise.errors import (
     RetestError,
 )
 from forkwise.files.branch import Branch
+from forkwise.files.edits.watch import EditWatch
 from forkwise.files.store import trash
+from forkwise.files.store.state import is_ordinary
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_paths import conclude_agent_paths
 from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
@@ -298,7 +300,19 @@ class Fork:
         for attempt in known:
             self.spend_budget.use(attempt.id, attempt.cost or {})
         self._polling = self._start_polling()
+        self._watch_edits()
         return self
+
+    def _watch_edits(self) -> None:
+        """Have the kernel report what other programs change in the workspace, if this user may ask for that."""
+        if isinstance(self._parent, Workspace) and self.inside is None and is_ordinary(self._parent.path):
+            watch = EditWatch(self._parent, self.record.generation, self.record_edits)
+            self._open.callback(watch.close)
+
+    def record_edits(self, paths: Sequence[str]) -> None:
+        """Record paths of the workspace that other programs changed. Any thread may call this."""
+        with suppress(LedgerError):  # such as a full disk: it is only a notice
+            self.ledger.record_edits(self.id, paths)
 
     def _open_ledger(self) -> Ledger:
         return open_ledger(self.parent.workspace)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Conversations", "Ledger", "new_id"]
 
 
+_MOST_EDITS = 50
+_LONGEST_PATH = 500
 _LETTERS = "abcdefghjkmnopqrstuvwxyz"  # without i and l, which look like 1
 _CHARACTERS = _LETTERS + "23456789"
 
@@ -209,6 +211,18 @@ class Ledger(ABC):
         """Record the test results of the base: their ``summary`` and the ids of the ``failing`` tests."""
         with self._transaction():
             self._append(self.fork(fork).id, None, "measured", baseline=_redact(baseline))
+
+    def record_edits(self, fork: str, paths: Sequence[str]) -> None:
+        """Record paths of the workspace that other programs changed while the fork runs, the first fifty of them."""
+        with self._transaction():
+            record = self.fork(fork)
+            known = record.edits or {"paths": [], "more": False}
+            texts = [os.fsencode(path).decode(errors="replace")[:_LONGEST_PATH] for path in paths]
+            new = [text for text in dict.fromkeys(texts) if text not in known["paths"]]
+            kept = [*known["paths"], *new][:_MOST_EDITS]
+            edits = {"paths": kept, "more": known["more"] or len(known["paths"]) + len(new) > _MOST_EDITS}
+            if edits != known:
+                self._append(record.id, None, "edited", edits=_redact(edits))
 
     def await_pick(self, fork: str) -> None:
         """Leave a fork open for a person's pick. All its attempts must be over."""

@@ -31,7 +31,8 @@ class ForkRecord:
     ``origin`` is the branch path of its source, ``/main`` for the workspace itself. ``resolution`` says ``how`` it was
     resolved or why it was aborted, ``baseline`` the test results of the base. ``commit`` is the number of the commit
     that put the winner's change into ``origin``, ``undone`` that of the undo that removed it again. ``head`` is the git
-    commit that the workspace had checked out at the fork; None if it is not known.
+    commit that the workspace had checked out at the fork; None if it is not known. ``edits`` are
+    ``paths`` that other programs changed in the workspace while it ran, and whether there were ``more``.
     """
 
     id: str
@@ -52,6 +53,7 @@ class ForkRecord:
     commit: int | None = None
     undone: int | None = None
     head: str | None = None
+    edits: dict[str, Any] | None = None
 
     @property
     def state(self) -> ForkState | Literal["interrupted"]:

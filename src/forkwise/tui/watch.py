@@ -20,7 +20,7 @@ from textual.widgets.data_table import RowKey
 from textual.widgets.option_list import Option
 
 from forkwise.concurrency import run_in_thread
-from forkwise.display.board import Row, time_text
+from forkwise.display.board import Row, edits_text, time_text
 from forkwise.display.output import printable
 from forkwise.display.subject import find_prompts, format_subject
 from forkwise.ledger.records import Summary
@@ -260,6 +260,8 @@ class WatchScreen(DecisionScreen):
         line.append(f"{time_text((fork.ended or self.model.now()) - fork.started)}  ")
         line.append_text(tally([attempt.state for attempt in snapshot.own]))
         line.append(f"  {self.activity} …" if self.activity else f"  {_format_outcome(snapshot)}")
+        if fork.edits:
+            line.append(f"  {edits_text(fork.edits)}", style="dim")
         self._title.show(line)
 
     def on_data_table_row_highlighted(self, _: DataTable.RowHighlighted) -> None:

@@ -30,6 +30,7 @@ def main(base: str, pattern: str = "") -> None:
     os.environ["MY_API_TOKEN"] = TOKEN
     os.environ["SSH_AUTH_SOCK"] = "/tmp/agent.sock"
     os.environ["XDG_STATE_HOME"] = f"{base}/state"
+    os.environ["HOME"] = f"{base}/world/home"
     world = World(Path(base, "world"))
     try:
         outcomes = {}

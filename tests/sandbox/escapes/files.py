@@ -206,6 +206,51 @@ want("made in sibling", os.mkdir, world["sibling"] + "/layer/new")
 """,
 )
 attempt(
+    "home directory",
+    "change, move, delete and replace files and directories of the home directory",
+    "it is a copy-on-write view that belongs to the branch",
+    """
+home = world["home"]
+for path in (home + "/.config/tool/settings", home + "/.bashrc", home + "/.cache/tool"):
+    attempt(os.makedirs, os.path.dirname(path), exist_ok=True)
+    attempt(lambda: open(path, "w").close())
+attempt(os.rename, home + "/.config/tool", home + "/moved")
+attempt(os.link, home + "/.config/tool/settings", home + "/link")
+attempt(os.chmod, home, 0o777)
+attempt(os.setxattr, home, "user.mark", b"x")
+attempt(os.unlink, home + "/.config/tool/settings")
+attempt(os.symlink, outside, home + "/.config/tool/settings")
+want("written through a link", write, home + "/.config/tool/settings/precious")
+want("moved the directory", os.rename, home, home + "-moved")
+want("device", os.mknod, home + "/node", 0o600 | stat.S_IFCHR, os.makedev(1, 1))
+""",
+)
+attempt(
+    "secrets in the home directory",
+    "read what is hidden there by moving, linking or deleting it, and by the marks of overlayfs",
+    "the covers lie on top of the view, and overlayfs lets no program set its marks",
+    """
+home = world["home"]
+for name in (".keys", ".token"):
+    path = f"{home}/{name}"
+    attempt(os.link, path, path + "-linked")
+    attempt(os.rename, path, path + "-moved")
+    attempt(os.unlink, path)
+    attempt(os.rmdir, path)
+    for prefix in ("user", "trusted"):
+        for mark, value in (("opaque", b"y"), ("redirect", b"/" + name.encode()), ("metacopy", b""), ("origin", b"x")):
+            attempt(os.mkdir, path + "-marked")
+            attempt(os.setxattr, path + "-marked", f"{prefix}.overlay.{mark}", value)
+            attempt(os.setxattr, home, f"{prefix}.overlay.{mark}", value)
+for directory, _, names in os.walk(home):
+    for name in names:
+        want_secret(os.path.join(directory, name))
+for root in ("/proc/self/root", "/proc/self/cwd" + "/.." * 20, "/proc/thread-self/root"):
+    for name in ("/.keys/key", "/.token", "/.keys-marked/key", "/.keys-moved/key"):
+        want_secret(root + home + name)
+""",
+)
+attempt(
     "paths named by mountinfo",
     "take the paths of layers and of the real workspace from /proc/self/mountinfo and open them",
     "those paths are covered or read-only inside",
@@ -219,10 +264,10 @@ for line in open("/proc/self/mountinfo"):
             for path in value.split(":"):
                 if not path.startswith(os.path.dirname(world["base"]) + "/"):
                     continue  # of an unrelated workspace
-                want((key, path), os.mkdir, path + "/escaped-directory") if path != ws else None
+                want((key, path), os.mkdir, path + "/escaped-directory") if path not in (ws, world["home"]) else None
                 if key != "lowerdir":
                     want((key, path), os.listdir, path)
-    if point not in (ws, world["cache"], "/tmp", "/var/tmp", "/dev", "/dev/shm", "/dev/pts", "/proc"):
+    if point not in (ws, world["cache"], world["home"], "/tmp", "/var/tmp", "/dev", "/dev/shm", "/dev/pts", "/proc"):
         if "ro" not in line.split()[5].split(","):
             got(("a writable mount", point))
 """,

@@ -42,6 +42,11 @@ class World:
             (base / place).mkdir(parents=True)
             (base / place / "key").write_text(KEY)
         (base / "hidden-file").write_text(KEY)
+        (base / "home/.keys").mkdir(parents=True)
+        (base / "home/.keys/key").write_text(KEY)
+        (base / "home/.token").write_text(KEY)
+        (base / "home/.config/tool").mkdir(parents=True)
+        (base / "home/.config/tool/settings").write_text("mine\n")
         self.workspace = self.make_workspace("project")
         os.mkfifo(base / "outside/fifo")
         self.fifo = os.open(base / "outside/fifo", os.O_RDONLY | os.O_NONBLOCK)
@@ -67,7 +72,7 @@ class World:
     def hidden(self, workspace: Path) -> tuple[str, ...]:
         """Return the paths that a confinement must hide."""
         names = (self.base / "secret", self.base / "hidden-file", workspace / "credentials", self.base / "cache/keys")
-        return tuple(map(str, names))
+        return tuple(map(str, (*names, self.base / "home/.keys", self.base / "home/.token")))
 
     def knowledge(self, workspace: Path, state: str, sibling: str) -> str:
         """Return what an attempt knows: every name and number."""
@@ -80,6 +85,7 @@ class World:
                 "secret": str(self.base / "secret"),
                 "hidden_file": str(self.base / "hidden-file"),
                 "cache": str(self.base / "cache"),
+                "home": str(self.base / "home"),
                 "key": KEY,
                 "token": TOKEN,
                 "state": state,
@@ -105,7 +111,7 @@ class World:
     def snapshot(self, *, without: str = "") -> dict[str, Any]:
         """Return everything that must be the same afterwards."""
         seen: dict[str, Any] = {}
-        for top in ("outside", "secret", "cache", "project", "hidden-file"):
+        for top in ("outside", "secret", "cache", "home", "project", "hidden-file"):
             if top != without:
                 seen |= _tree(self.base / top)
         for name in _DEVICES:

@@ -193,6 +193,7 @@ def show(name: str, printed: bool, stderr: bool, server: str | None, directory: 
 def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output, *, table: bool = True) -> None:
     """Print the details of a fork, and with ``table`` its attempts."""
     from forkwise.display.board import Board, attempt_record, format_total, sum_costs
+    from forkwise.display.board import Board, attempt_record, edits_text
     from forkwise.display.subject import find_agents, find_prompts, spec_record
     from forkwise.files.store.state import is_ordinary
     from forkwise.files.workspace import Workspace
@@ -234,6 +235,8 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
             "cost": format_total(cost),
         },
     )
+    if fork.edits:
+        output.line(f"  {edits_text(fork.edits, most=len(fork.edits['paths']))}")
     for warning in (fork.verdict or {}).get("warnings", ()):
         output.line(f"warning: {warning}", "yellow")
     if table:
@@ -483,6 +486,7 @@ def fork_record(fork: ForkRecord) -> dict[str, Any]:
         "verdict": fork.verdict,
         "commit": fork.commit,
         "undone": fork.undone,
+        "edits": fork.edits,
     }
 
 

@@ -1,0 +1,96 @@
+"""Edits found by times: which files of a workspace have changed since a branch was forked, without a commit.
+
+The cost does not grow with the tree: it looks at the entries of the workspace's top directory, at the paths that the
+branch changed, and at the directories that contain these.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from forkwise.files.store.branch_info import BranchInfo
+from forkwise.linux.trees import NOT_THERE, closing_fd, open_directory, open_root
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
+    from forkwise.files.workspace import Workspace
+
+__all__ = ["find_edits", "is_of_git", "list_committed"]
+
+_MOST_PATHS = 2000  # of a branch, and of the top directory
+
+
+def find_edits(branch: Branch, generation: int) -> list[str]:
+    """Return the paths that other programs changed in the workspace since the branch was forked.
+
+    A directory, which ends with a slash, stands for names that were added to it or removed from it. ``generation`` is
+    the number of the last commit before the fork: what later commits changed is not listed, nor are git's directories.
+    """
+    workspace = branch.workspace
+    since = BranchInfo.load(branch.home).forked_at_earliest
+    changed = [change.path for change in islice(branch.delta(), _MOST_PATHS)]
+    found: dict[str, None] = {}
+    with closing_fd(open_root(workspace.target)) as root:
+        for path in (*_list_top(root), *_add_directories(changed)):
+            if path in found or is_of_git(path):
+                continue
+            status = _find_status(root, path)
+            if status is not None and status.st_ctime_ns >= since:
+                found[path] = None
+        directories = {path for path in found if _is_directory(root, path)}
+    committed = list_committed(workspace, generation)
+    return [f"{path}/" if path in directories else path for path in found if path not in committed]
+
+
+def list_committed(workspace: Workspace, generation: int) -> set[str]:
+    """List the paths that forkwise changed itself, in commits after ``generation``, with the directories of these."""
+    if workspace.state_dir.head == generation:
+        return set()
+    commits = [commit for commit in workspace.history() if commit.id > generation]
+    return set(_add_directories(path for c in commits for path in (*c.added, *c.changed, *c.deleted)))
+
+
+def is_of_git(path: str) -> bool:
+    """Return whether a path is in a git directory, whose changes are merged as a repository's."""
+    return ".git" in path.split("/")
+
+
+def _list_top(root: int) -> list[str]:
+    with closing_fd(open_directory(root, "")) as fd, os.scandir(fd) as entries:
+        return sorted(entry.name for entry in islice(entries, _MOST_PATHS))
+
+
+def _add_directories(paths: Iterable[str]) -> list[str]:
+    """Return paths and, after them, the directories above them, each once."""
+    given = dict.fromkeys(paths)
+    above: dict[str, None] = {}
+    for path in given:
+        parent = os.path.dirname(path)
+        while parent and parent not in above:
+            above[parent] = None
+            parent = os.path.dirname(parent)
+    return [*given, *(path for path in above if path not in given)]
+
+
+def _find_status(root: int, path: str) -> os.stat_result | None:
+    """Return the status of a path, following no link on the way; None if there is nothing."""
+    directory, _, name = path.rpartition("/")
+    try:
+        with closing_fd(open_directory(root, directory)) as fd:
+            return os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return None
+        raise
+
+
+def _is_directory(root: int, path: str) -> bool:
+    with suppress(OSError):
+        status = _find_status(root, path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
+    return False

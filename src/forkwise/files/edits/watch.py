@@ -1,0 +1,109 @@
+"""Edits reported by the kernel: a thread that says which files of a workspace other programs change, as they do.
+
+It is for root, who may watch a filesystem. Its cost is bounded: it reads at intervals, and the kernel drops what does
+not fit into its queue meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from forkwise.errors import BranchingError
+from forkwise.files.edits.comparison import is_of_git, list_committed
+from forkwise.linux.fanotify import FileWatch
+
+if TYPE_CHECKING:
+    from forkwise.files.workspace import Workspace
+
+__all__ = ["EditWatch"]
+
+_INTERVAL_S = 0.25
+_MOST_READS = 64  # at a time: about as many events as the kernel keeps
+_MOST_PATHS = 1000
+
+
+class EditWatch:
+    """Calls ``report`` in a thread with paths of the workspace that another process has changed, until ``close``.
+
+    What this process changes does not count, nor what commits after ``generation`` did. Each path is reported once, and
+    no more than a thousand. Where the kernel reports nothing to this user, ``is_active`` is False.
+    """
+
+    def __init__(self, workspace: Workspace, generation: int, report: Callable[[Sequence[str]], None]) -> None:
+        self._workspace = workspace
+        self._generation = generation
+        self._report = report
+        self._known: set[str] = set()
+        self._pending: dict[str, None] = {}
+        self._watch: FileWatch | None = None
+        self._thread: threading.Thread | None = None
+        if os.geteuid() != 0:
+            return
+        with suppress(OSError, AttributeError):  # AttributeError: the C library has no such call
+            self._watch = FileWatch(workspace.target)
+        if self._watch is not None:
+            self._wake_fd, self._stop_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self._thread = threading.Thread(target=self._run, name="forkwise-edits", daemon=True)
+            self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether changes are reported."""
+        return self._thread is not None
+
+    def close(self) -> None:
+        """Report what is left, and end the thread."""
+        if self._thread is None or self._watch is None:
+            return
+        os.write(self._stop_fd, b"1")
+        self._thread.join()
+        self._watch.close()
+        os.close(self._wake_fd)
+        os.close(self._stop_fd)
+        self._thread = None
+
+    def _run(self) -> None:
+        assert self._watch is not None
+        poll = select.poll()
+        poll.register(self._watch, select.POLLIN)
+        poll.register(self._wake_fd, select.POLLIN)
+        pause = select.poll()
+        pause.register(self._wake_fd, select.POLLIN)
+        is_over = False
+        while not is_over:
+            ready = dict(poll.poll(_INTERVAL_S * 1000 if self._pending else None))
+            # Others of the same edit follow at once. Reading at intervals takes a bounded share of a processor.
+            is_over = self._wake_fd in ready or bool(pause.poll(_INTERVAL_S * 1000))
+            self._read()
+
+    def _read(self) -> None:
+        assert self._watch is not None
+        found, own = self._pending, os.getpid()
+        for _ in range(_MOST_READS):
+            changes, is_incomplete = self._watch.read()
+            for path, pid in changes:
+                if pid != own and path and len(found) < _MOST_PATHS and not is_of_git(path):
+                    found[path] = None
+            if not changes and not is_incomplete and not self._is_readable():
+                break
+        with suppress(OSError, BranchingError):  # the workspace is being removed, or its history cannot be read now
+            if not found or self._workspace.state_dir.settled_head() is None:
+                return  # with a commit in progress, which may be what changes them
+            committed = list_committed(self._workspace, self._generation)
+            new = [path for path in found if path not in committed and path not in self._known]
+            new = new[: _MOST_PATHS - len(self._known)]
+            self._pending = {}
+            self._known.update(new)
+            if new:
+                self._report(new)
+
+    def _is_readable(self) -> bool:
+        assert self._watch is not None
+        poll = select.poll()
+        poll.register(self._watch, select.POLLIN)
+        return bool(poll.poll(0))
