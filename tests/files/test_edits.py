@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from forkwise import Workspace
-from forkwise.files.edits.comparison import find_edits
-from forkwise.files.edits.watch import EditWatch
-from forkwise.linux.fanotify import FileWatch
+from forkwise.files.edits.edit_comparison import find_edits
+from forkwise.files.edits.edit_watch import EditWatch
+from forkwise.files.edits.fanotify import FileWatch
 from tests.counts import rounds
 from tests.need import need
 
@@ -104,7 +104,7 @@ def test_without_the_right_to_watch_nothing_is_reported(workspace: Workspace, mo
     def refuse(_: str) -> FileWatch:
         raise PermissionError
 
-    monkeypatch.setattr("forkwise.files.edits.watch.FileWatch", refuse)
+    monkeypatch.setattr("forkwise.files.edits.edit_watch.FileWatch", refuse)
     watch = EditWatch(workspace, 0, lambda paths: None)
     assert not watch.is_active
     watch.close()

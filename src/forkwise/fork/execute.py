@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.errors import BranchError, BranchingError, BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch, Parent
-from forkwise.files.edits.comparison import find_edits
+from forkwise.files.edits.edit_comparison import find_edits
 from forkwise.files.store.branch_info import DataDirectories
 from forkwise.files.store.state import is_ordinary
 from forkwise.files.workspace import Workspace

@@ -26,7 +26,7 @@ from forkwise.errors import (
     RetestError,
 )
 from forkwise.files.branch import Branch
-from forkwise.files.edits.watch import EditWatch
+from forkwise.files.edits.edit_watch import EditWatch
 from forkwise.files.store import trash
 from forkwise.files.store.state import is_ordinary
 from forkwise.files.workspace import Workspace

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchingError
-from forkwise.files.edits.comparison import is_of_git, list_committed
-from forkwise.linux.fanotify import FileWatch
+from forkwise.files.edits.edit_comparison import is_of_git, list_committed
+from forkwise.files.edits.fanotify import FileWatch
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace

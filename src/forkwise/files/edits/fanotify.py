@@ -12,7 +12,7 @@ import os
 import struct
 from typing import NamedTuple
 
-__all__ = ["FileChange", "FileWatch"]
+__all__ = ["FileWatch", "ReportedChange"]
 
 _CLOEXEC, _NONBLOCK = 0x1, 0x2
 _REPORT_DIRECTORY_AND_NAME = 0x400 | 0x800
@@ -30,7 +30,7 @@ _MOST_DIRECTORIES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class FileChange(NamedTuple):
+class ReportedChange(NamedTuple):
     """A file or directory that was written, created, removed or renamed: its path in the tree, and by which process."""
 
     path: str
@@ -72,7 +72,7 @@ class FileWatch:
         """Return a descriptor that is readable when there are changes."""
         return self._fd
 
-    def read(self) -> tuple[list[FileChange], bool]:
+    def read(self) -> tuple[list[ReportedChange], bool]:
         """Return changes that were reported since the last call, and whether the kernel has dropped others.
 
         A call returns a limited number of them; the descriptor stays readable if there are more. The kernel keeps a
@@ -82,7 +82,7 @@ class FileWatch:
             data = os.read(self._fd, _MAX_READ)
         except BlockingIOError:
             return [], False
-        changes: dict[FileChange, None] = {}
+        changes: dict[ReportedChange, None] = {}
         is_incomplete = False
         start = 0
         while start + _METADATA.size <= len(data):
@@ -93,7 +93,7 @@ class FileWatch:
             if mask & _ON_DIRECTORY and mask & (_MOVED_FROM | _MOVED_TO):
                 self._paths.clear()  # the directories below have other paths now
             for path in self._find_paths(data[start + header : start + length]):
-                changes[FileChange(path, pid)] = None
+                changes[ReportedChange(path, pid)] = None
             start += length
         return list(changes), is_incomplete
 
