@@ -258,11 +258,11 @@ async def execute(attempt: Attempt, name: str) -> None:
 
 def _note_edits(attempt: Attempt) -> None:
     """Record what other programs changed in the workspace since the attempt's branch was forked."""
-    branch = attempt.own_branch
-    if attempt.fork.inside is None and isinstance(branch.parent, Workspace) and is_ordinary(branch.workspace.path):
-        with suppress(OSError, BranchingError):  # such as a branch that the candidate dropped: it is only a notice
-            if edits := find_edits(branch, attempt.fork.record.generation):
-                attempt.fork.record_edits(edits)
+    branch, fork = attempt.own_branch, attempt.fork
+    with suppress(OSError, BranchingError):  # such as a branch that the candidate dropped: it is only a notice
+        if fork.inside is None and isinstance(branch.parent, Workspace) and is_ordinary(branch.workspace.path):
+            if edits := find_edits(branch, fork.record.generation):
+                fork.record_edits(edits)
 
 
 async def _open_and_run(attempt: Attempt, name: str, output: AttemptLog) -> Judgement:
