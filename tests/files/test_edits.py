@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,14 +142,26 @@ def test_what_forkwise_commits_is_no_edit(workspace: Workspace) -> None:
 
 def test_the_cost_does_not_grow_with_the_tree(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
-    stat = os.stat
+    stat, scandir = os.stat, os.scandir
     counts = []
+
+    def count(call: Callable[..., Any]) -> Callable[..., Any]:
+        """Count the calls of this thread: another one empties the trash."""
+        own = threading.get_ident()
+
+        def counted(*args: Any, **options: Any) -> Any:
+            seen.extend(args if threading.get_ident() == own else ())
+            return call(*args, **options)
+
+        return counted
+
     for number in range(3):
         with workspace.branch(f"branch-{number}", None) as branch:
             (branch.path / "src/c.txt").write_text(f"two {number}\n")
             branch.delta()
             with monkeypatch.context() as patch:
-                patch.setattr(os, "stat", lambda *args, **options: seen.append(args) or stat(*args, **options))
+                patch.setattr(os, "stat", count(stat))
+                patch.setattr(os, "scandir", count(scandir))
                 find_edits(branch, 0)
             branch.abort()
         counts.append(len(seen))

@@ -260,9 +260,9 @@ def _note_edits(attempt: Attempt) -> None:
     """Record what other programs changed in the workspace since the attempt's branch was forked."""
     branch, fork = attempt.own_branch, attempt.fork
     with suppress(OSError, BranchingError):  # such as a branch that the candidate dropped: it is only a notice
-        if fork.inside is None and isinstance(branch.parent, Workspace) and is_ordinary(branch.workspace.path):
-            if edits := find_edits(branch, fork.record.generation):
-                fork.record_edits(edits)
+        is_watched = fork.inside is None and isinstance(branch.parent, Workspace) and is_ordinary(branch.workspace.path)
+        if is_watched and (edits := find_edits(branch, fork.record.generation)):
+            fork.record_edits(edits)
 
 
 async def _open_and_run(attempt: Attempt, name: str, output: AttemptLog) -> Judgement:

@@ -192,8 +192,7 @@ def show(name: str, printed: bool, stderr: bool, server: str | None, directory: 
 
 def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output, *, table: bool = True) -> None:
     """Print the details of a fork, and with ``table`` its attempts."""
-    from forkwise.display.board import Board, attempt_record, format_total, sum_costs
-    from forkwise.display.board import Board, attempt_record, edits_text
+    from forkwise.display.board import Board, attempt_record, edits_text, format_total, sum_costs
     from forkwise.display.subject import find_agents, find_prompts, spec_record
     from forkwise.files.store.state import is_ordinary
     from forkwise.files.workspace import Workspace
