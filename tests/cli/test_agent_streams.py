@@ -255,3 +255,35 @@ def test_one_agent_that_cannot_start_does_not_stop_another(
     [fork] = ask("ls")["forks"]
     states = [(a["agent"], a["state"]) for a in ask("show", fork["id"])["fork"]["attempts"]]
     assert sorted(states) == [("claude", "faulted")] * 2 + [("codex", "succeeded")] * 2
+
+
+def test_variables_of_one_agent_are_not_in_the_environment_of_another_or_of_the_tests(
+    run: Run, project: Path, tmp_path: Path, install: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODEX_API_KEY", "k3y-of-codex")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k3y-of-claude")
+    for name in ("claude", "codex"):
+        install(name, f"env > env-of-{name}")
+    table = tmp_path / "config/forkwise/agents.toml"
+    table.parent.mkdir(parents=True)
+    table.write_text('[claude]\nenvironment = { NOTE = "of-claude" }\n[codex]\nenvironment = { OWN = "of-codex" }\n')
+    (project / "check.sh").write_text("! env | grep -q -e of-claude -e of-codex\n")
+    words = ("--confinement", "strict", "--test", "sh check.sh", "--all", "--agent", "claude", "--agent", "codex")
+    run("speculate", "--no-commit", *words, "fix it")
+    [first, second] = Workspace(project).branches()
+    env = {name: first.path / f"env-of-{name}" for name in ("claude", "codex")}
+    texts = {name: (p if p.exists() else second.path / p.name).read_text() for name, p in env.items()}
+    assert "NOTE=of-claude\n" in texts["claude"]
+    assert "of-codex" not in texts["claude"]
+    assert "OWN=of-codex\n" in texts["codex"]
+    assert "of-claude" not in texts["codex"]
+
+
+@pytest.mark.parametrize("prompt", ["--help me", "-", "- one\n- two", "x" * (10 << 20)])
+def test_prompts_that_cannot_be_an_argument(
+    run: Run, project: Path, tmp_path: Path, install: Callable[[str, str], None], prompt: str
+) -> None:
+    install("claude", 'cat > a.txt; [ "$*" != "${*#*--help}" ] && exit 3; exit 0')
+    (tmp_path / "prompt").write_text(prompt)
+    run("run", "--quiet", "--prompt-file", str(tmp_path / "prompt"), "--agent", "claude")
+    assert (project / "a.txt").read_text() == prompt

@@ -55,10 +55,10 @@ def outcome(result: Result) -> Any:
 
 
 def test_prompt_file(run: Run, project: Path, agent: Path, tmp_path: Path) -> None:
-    (tmp_path / "task.md").write_bytes(b"\xef\xbb\xbf- first line\n\nsecond $line 'x'\n\n")
+    (tmp_path / "task.md").write_bytes(b"\xef\xbb\xbf* first line\n\nsecond $line 'x'\n\n")
     run("run", "--agent", "helper", "--prompt-file", str(tmp_path / "task.md"))
-    assert (project / "words.txt").read_text() == "- first line\n\nsecond $line 'x'\n"
-    assert (project / "prompt.txt").read_text() == "- first line\n\nsecond $line 'x'"
+    assert (project / "words.txt").read_text() == "* first line\n\nsecond $line 'x'\n"
+    assert (project / "prompt.txt").read_text() == "* first line\n\nsecond $line 'x'"
 
 
 @pytest.mark.parametrize("words", [("-",), ("--prompt-file", "-")])

@@ -114,7 +114,9 @@ class Agent:
             _USD: None if usd is None else f"{usd:g}",
             **_OF_ATTEMPT,
         }
-        if size <= _LONGEST_ARGUMENT:
+        is_option = prompt.startswith("-")  # an agent would take it for one
+        if size <= _LONGEST_ARGUMENT and not (is_option and self.long_command):
+            prompt = f" {prompt}" if is_option else prompt
             line = _format_line((*self.command, *arguments), {_PROMPT: '"$1"', **given})
             return ("sh", "-c", _WITH_FEEDBACK + line, self.name, prompt)
         if not self.long_command:

@@ -181,7 +181,7 @@ class ExploreOptions:
             landlock_instead=self.landlock_instead,
             writable=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.writable),
             shown=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.shown),
-            environment=(*self._agent_variables(list(agents.values())), *self._variables_with_values()),
+            environment=tuple(self._variables_with_values()),
             **self._allowances(agents, variants),
             commit=not self.no_commit and not self.is_exported,
             keep=self.keep or self.no_commit or self.is_exported,
@@ -301,7 +301,8 @@ class ExploreOptions:
                     label = subject.name
                 named = [(key, text) for key, text in variation.names if key != "agent"]
                 more = ", ".join(f"{key}={truncate_line(text, _WIDEST_VALUE)}" for key, text in named)
-                environment = dict(variation.environment) | ({} if model is None else {"FORKWISE_MODEL": model})
+                own = {} if isinstance(subject, tuple) else self._agent_variables(subject)
+                environment = own | dict(variation.environment) | ({} if model is None else {"FORKWISE_MODEL": model})
                 variants.append(
                     Variant(
                         command=command,
@@ -375,13 +376,11 @@ class ExploreOptions:
             raise click.UsageError(f"program {program!r} not found, or not executable")
         return [self.command]
 
-    def _agent_variables(self, agents: Sequence[Agent]) -> list[tuple[str, str]]:
-        variables: dict[str, str] = {}
-        for agent in agents:
-            variables |= agent.environment
-            if self.confinement != "open":
-                variables |= agent.environment_when_confined
-        return list(variables.items())
+    def _agent_variables(self, agent: Agent) -> dict[str, str]:
+        """Return the variables of an agent's table. Those on the command line are more specific, and stay."""
+        more = agent.environment_when_confined if self.confinement != "open" else {}
+        given = {name for name, _ in self._variables_with_values()}
+        return {name: text for name, text in (agent.environment | more).items() if name not in given}
 
     def _variables_with_values(self) -> list[tuple[str, str]]:
         pairs = [text.partition("=") for text in self.variables]

@@ -374,9 +374,12 @@ class Recipe:
         default = self._build_sandbox_runner(self.allowance, servers)
         return _RunnerByCommand(default, own) if own else default
 
-    def build_candidate_confinement(self, command: tuple[str, ...]) -> Confinement:
-        """Build the confinement of the candidate with this command."""
-        return self._confine(dict(self.own_allowances).get(command, self.allowance))
+    def build_candidate_confinement(self, command: tuple[str, ...], variant: int | None = None) -> Confinement:
+        """Build the confinement of the candidate of this command; with the variables of its variant, if it has one."""
+        found = self._confine(dict(self.own_allowances).get(command, self.allowance))
+        is_known = variant is not None and 0 <= variant < len(self.variants)
+        own = dict(self.variants[variant or 0].environment) if is_known else {}
+        return replace(found, given={**found.given, **own})
 
     def _confine(self, allowance: Allowance) -> Confinement:
         confinement = allowance.apply_to(self.build_confinement())

@@ -52,7 +52,7 @@ def continue_session(name: str, directory: Path, output: Output) -> int:
         code = shell_in_branch(
             branch,
             argv,
-            confinement=recipe.build_candidate_confinement(tuple(attempt.command or ())),
+            confinement=recipe.build_candidate_confinement(tuple(attempt.command or ()), attempt.variant),
             cwd=recipe.subdirectory or None,
         )
     finally:
