@@ -262,13 +262,15 @@ def test_variables_of_one_agent_are_not_in_the_environment_of_another_or_of_the_
 ) -> None:
     monkeypatch.setenv("CODEX_API_KEY", "k3y-of-codex")
     monkeypatch.setenv("ANTHROPIC_API_KEY", "k3y-of-claude")
+    monkeypatch.setenv("OTHER_API_KEY", "k3y-for-all")
+    monkeypatch.setenv("CODEX_THEME", "dark")
     for name in ("claude", "codex"):
         install(name, f"env > env-of-{name}")
     table = tmp_path / "config/forkwise/agents.toml"
     table.parent.mkdir(parents=True)
     table.write_text('[claude]\nenvironment = { NOTE = "of-claude" }\n[codex]\nenvironment = { OWN = "of-codex" }\n')
-    (project / "check.sh").write_text("! env | grep -q -e of-claude -e of-codex\n")
-    words = ("--confinement", "strict", "--test", "sh check.sh", "--all", "--agent", "claude", "--agent", "codex")
+    (project / "check.sh").write_text("! env | grep -q -e =of-claude -e =of-codex\n")
+    words = ("--test", "sh check.sh", "--all", "--agent", "claude", "--agent", "codex")
     run("speculate", "--no-commit", *words, "fix it")
     [first, second] = Workspace(project).branches()
     env = {name: first.path / f"env-of-{name}" for name in ("claude", "codex")}
@@ -277,6 +279,8 @@ def test_variables_of_one_agent_are_not_in_the_environment_of_another_or_of_the_
     assert "of-codex" not in texts["claude"]
     assert "OWN=of-codex\n" in texts["codex"]
     assert "of-claude" not in texts["codex"]
+    assert "CODEX_API_KEY=k3y-of-codex\n" in texts["codex"]
+    assert all("OTHER_API_KEY=k3y-for-all\n" in text and "CODEX_THEME=dark\n" in text for text in texts.values())
 
 
 @pytest.mark.parametrize("prompt", ["--help me", "-", "- one\n- two", "x" * (10 << 20)])

@@ -405,7 +405,15 @@ class ExploreOptions:
             shown=tuple(dict.fromkeys([*agent.credentials, *(login.file for login in agent.paths.logins)])),
             paths=agent.paths,
             passed=tuple(dict.fromkeys([*names, *agent.passes])),
+            withheld=() if self.confinement == "open" else self._find_withheld(agent),
         )
+
+    def _find_withheld(self, agent: Agent) -> tuple[str, ...]:
+        """Return the patterns of variables that are another agent's own, which ``*_API_KEY`` does not say of any."""
+        from forkwise.agents.preset import load_agents
+
+        others = (pattern for other in load_agents(self.directory).values() for pattern in other.passes)
+        return tuple(dict.fromkeys(p for p in others if not p.startswith("*") and p not in agent.passes))
 
 
 def _build_command(

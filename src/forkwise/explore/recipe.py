@@ -35,7 +35,7 @@ from forkwise.sandbox.confinement import Confinement, Network
 from forkwise.sandbox.limits import Limits
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.servers.server_file import read_servers
-from forkwise.text.redaction import add_secrets
+from forkwise.text.redaction import add_secrets, find_secrets
 
 if TYPE_CHECKING:
     from forkwise.explore.judges.contest import PairJudge
@@ -122,13 +122,16 @@ class Allowance:
 
     ``writable`` paths that do not exist are ignored. ``shown`` paths are not hidden: an agent's own credentials.
     ``passed`` are the names, as shell patterns, of variables that are passed on although the confinement drops them;
-    their values are never stored. ``paths`` are the agent's own directories, of which each candidate gets a view.
+    their values are never stored. ``withheld`` are such patterns of other agents' variables: what looks like a secret
+    and is not ``passed`` is left out of the environment. ``paths`` are the agent's own directories, of which each
+    candidate gets a view.
     """
 
     network: Network | None = None
     writable: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
     paths: AgentPaths = field(default_factory=AgentPaths)
 
     @classmethod
@@ -140,6 +143,11 @@ class Allowance:
         """Return ``confinement`` with these permissions added."""
         existing = [path for path in self.writable if os.path.exists(os.path.expanduser(path))]
         passed = {k: v for k, v in os.environ.items() if any(fnmatchcase(k, pattern) for pattern in self.passed)}
+        secret = [name for name, text in os.environ.items() if name not in passed and find_secrets({name: text})]
+        withheld = {name for name in secret if any(fnmatchcase(name, pattern) for pattern in self.withheld)}
+        if confinement.passed is None and withheld:
+            kept = tuple(name for name in os.environ if name not in withheld)
+            confinement = replace(confinement, passed=kept)
         return replace(
             confinement,
             network=self.network or confinement.network,
