@@ -214,6 +214,23 @@ def test_submodules_and_inner_worktrees_do_not_lead_back(checkout: Path, git: Gi
     assert (git("-C", "inner", "rev-parse", "HEAD"), git("-C", "lib", "rev-parse", "HEAD")) == before
 
 
+@pytest.mark.parametrize("kind", ["--assume-unchanged", "--skip-worktree", "submodule"])
+def test_work_that_git_status_does_not_show_is_not_removed(checkout: Path, git: Git, tmp_path: Path, kind: str) -> None:
+    make_checkout(tmp_path / "library")
+    git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(tmp_path / "library"), "lib")
+    git("commit", "--quiet", "-m", "submodule")
+    made = add(checkout)
+    name = "lib/a.txt" if kind == "submodule" else "a.txt"
+    if kind != "submodule":
+        git("-C", made.path, "update-index", kind, name)
+    Path(made.path, name).write_text("work\n")
+    with pytest.raises(BranchError, match=f"uncommitted changes of 1 file \\('{name}'\\)"):
+        remove_worktree(checkout, made)
+    Path(made.path, name).write_text(f"{Path(name).name}\n")
+    remove_worktree(checkout, made)
+    check_nothing_is_left(checkout)
+
+
 @pytest.mark.parametrize("name", ["-x", "..", ".hidden", "a\nb", "", "x" * 300, "a\x1b[31m"])
 def test_hostile_names(checkout: Path, name: str) -> None:
     with pytest.raises((GitError, BranchError)):

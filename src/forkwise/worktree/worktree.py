@@ -227,10 +227,43 @@ def find_work(worktree: Worktree) -> str:
     lost = {row[3:] for row in rows if not _is_same(f"{worktree.path}/{row[3:]}", f"{worktree.source}/{row[3:]}")}
     if staged:
         lost |= _find_staged(repository, worktree, staged)
+    lost |= _find_unseen(repository, worktree)
     if not lost:
         return ""
     first = ", ".join(repr(path) for path in sorted(lost)[:3])
     return f"uncommitted changes of {len(lost)} file{'' if len(lost) == 1 else 's'} ({first})"
+
+
+def _find_unseen(repository: Repository, worktree: Worktree) -> set[str]:
+    """Return the changed paths that git status leaves out.
+
+    These are files whose entries say that they need not be looked at (``--assume-unchanged``, ``--skip-worktree``), and
+    files of submodules, which have no repository of their own in a worktree.
+    """
+    done = repository.run("ls-files", "-v", "-s", "-z")
+    found: set[str] = set()
+    for row in os.fsdecode(done.stdout).split("\0"):
+        facts, _, path = row.partition("\t")
+        is_flagged = facts[:1].islower() or facts[:1] == "S"
+        here, there = f"{worktree.path}/{path}", f"{worktree.source}/{path}"
+        if facts[2:].startswith("160000 ") and os.path.isdir(here) and not os.path.islink(here):
+            found |= {f"{path}/{inside}" for inside in _compare_directories(here, there)}
+        elif is_flagged and _stat(here) is not None and not _is_same(here, there):
+            found.add(path)
+    return found
+
+
+def _compare_directories(one: str, other: str) -> Iterator[str]:
+    """Yield the paths below ``one`` that ``other`` lacks or has with other content; not the repository itself."""
+    for directory, names, files in os.walk(one):
+        inside = os.path.relpath(directory, one)
+        names[:] = [name for name in names if not os.path.islink(f"{directory}/{name}")]
+        if inside == ".":
+            names[:], files = [n for n in names if n != ".git"], [n for n in files if n != ".git"]
+        for name in files:
+            path = name if inside == "." else f"{inside}/{name}"
+            if not _is_same(f"{one}/{path}", f"{other}/{path}"):
+                yield path
 
 
 def find_commits(worktree: Worktree) -> int:
