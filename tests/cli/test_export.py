@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,7 @@ def test_the_winner_as_a_branch(run: Run, git: Git, project: Path) -> None:
         "commit": git("rev-parse", "fix/it").strip(),
         "branch": "fix/it",
         "patch": None,
+        "has_cr": False,
     }
     assert report["commit"] is None
     assert snapshot(project) == before
@@ -115,6 +117,31 @@ def test_every_attempt_as_a_branch(run: Run, git: Git, project: Path) -> None:
     assert git("branch", "--format=%(refname:short)").split() == ["main", "try/1", "try/2"]
     assert [git("show", f"try/{n}:a.txt") for n in (1, 2)] == ["uno\n", "due\n"]
     assert (project / "a.txt").read_text() == "one\n"
+
+
+def test_a_patch_with_odd_names_and_line_ends(
+    run: Run, git: Git, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["nl\nname", "tab\tname", '"quote"', "-dash", ":colon", " lead", "trail ", "back\\slash", "--- a", "\udcff"]
+    code = f"""
+import os
+for name in {names!r}:
+    open(name, "w").write("From me\\n--- \\ndiff --git\\n")
+open("crlf", "wb").write(b"a\\r\\nb\\r\\n")
+open("bytes", "wb").write(bytes(range(256)))
+open("empty", "w").close()
+os.chmod("a.txt", 0o755)
+os.unlink("b.txt"); os.symlink("sub", "b.txt")
+os.unlink("sub/c.txt"); os.rmdir("sub"); open("sub", "w").write("a file")
+"""
+    (project / "odd.py").write_text(code)
+    git("add", ".")
+    git("commit", "--quiet", "--allow-empty", "-m", "odd")
+    said = run("run", "--as-branch=odd", f"--as-patch={tmp_path / 'odd patch'}", "--", sys.executable, "odd.py").stdout
+    assert f"git am --keep-cr '{tmp_path / 'odd patch'}'" in said
+    git("am", "--quiet", "--keep-cr", str(tmp_path / "odd patch"))
+    assert git("diff", "--raw", "odd", "HEAD") == ""
+    assert len(git("ls-tree", "-r", "HEAD").splitlines()) == 18
 
 
 def test_export_of_a_decided_fork(

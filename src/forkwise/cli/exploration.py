@@ -380,7 +380,7 @@ def _print_exported(exported: Sequence[GitResult], output: Output) -> None:
         if one.branch is not None:
             output.line(f"{one.attempt} is the git branch {one.branch} ({(one.commit or '')[:10]}).", "bold green")
         if one.patch is not None:
-            output.line(f"{one.attempt} is the patch {one.patch}: git am {one.patch}", "bold green")
+            output.line(f"{one.attempt} is the patch {one.patch}: {one.command}", "bold green")
 
 
 def _print_outcome(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,12 +31,22 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 @dataclass(frozen=True, slots=True)
 class GitResult:
-    """An attempt as git: the commit and its branch, and the file of its patch; None for what was not requested."""
+    """An attempt as git: the commit and its branch, and the file of its patch; None for what was not requested.
+
+    ``has_cr`` says that lines of the patch end with a carriage return, which ``git am`` removes without ``--keep-cr``.
+    """
 
     attempt: str
     commit: str | None
     branch: str | None
     patch: str | None
+    has_cr: bool = False
+
+    @property
+    def command(self) -> str:
+        """The command that applies the patch as it is."""
+        words = ["git", "am", *(["--keep-cr"] if self.has_cr else []), self.patch or ""]
+        return shlex.join(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +120,8 @@ class GitExport:
             file = None if patch is None or patch == "-" else patch or f"{attempt.id}.patch"
             if file is not None:
                 Path(file).write_bytes(content)
-            return GitResult(attempt.id, commit if branch is not None else None, branch, file), content
+            result = GitResult(attempt.id, commit if branch is not None else None, branch, file, b"\r\n" in content)
+            return result, content
         raise GitError(f"attempt {attempt.id} changed nothing that git sees; there is nothing to export")
 
     def _read(self, ledger: Ledger, attempt: AttemptRecord, base: str | None) -> _Changes:

@@ -105,7 +105,7 @@ def export(
                 f"{one.attempt} is the git branch {one.branch} ({(one.commit or '')[:10]}).", err=as_patch == "-"
             )
         if one.patch is not None:
-            output.line(f"{one.attempt} is the patch {one.patch}: git am {one.patch}")
+            output.line(f"{one.attempt} is the patch {one.patch}: {one.command}")
 
 
 def _find(ledger: Ledger, name: str) -> AttemptRecord:
