@@ -53,7 +53,21 @@ def test_the_verbs_there_are() -> None:
     )
     forks = ("ls", "show", "watch", "wait", "open", "diff", "pick", "combine", "resume", "continue")
     forks += ("abort", "report", "export")
-    plain = ("doctor", "log", "undo", "gc", "du", "trust", "completion", "judges", "walk", "chat", *exploring, *forks)
+    plain = (
+        "doctor",
+        "log",
+        "undo",
+        "gc",
+        "du",
+        "trust",
+        "completion",
+        "judges",
+        "walk",
+        "chat",
+        "acp",
+        *exploring,
+        *forks,
+    )
     models = ("fetch", "path", "rm", "ask")
     worktrees = ("add", "hook", "list", "mount", "remove")
     groups = {"port": ("ls",), "branch": branch, "model": models, "worktree": worktrees}
@@ -68,9 +82,10 @@ def test_help_teaches(words: tuple[str, ...]) -> None:
     assert isinstance(verb, Verb)
     assert len(verb.example) in (2, 3)
     assert all(f"  $ {line}\n" in said for line in verb.example)
-    assert all(text in said for text in ("Exit codes:", "130 interrupted", "--json"))
-    # There is one model for all workspaces, and the caller of a hook says which workspace it is for.
-    assert ("--workspace" in said) == (words[0] != "model" and words != ("worktree", "hook"))
+    assert all(text in said for text in ("Exit codes:", "130 interrupted"))
+    assert ("--json" in said) == (words != ("acp",))  # which speaks a protocol of its own
+    # There is one model for all workspaces; the caller of a hook, and an editor, say which workspace it is for.
+    assert ("--workspace" in said) == (words[0] not in ("model", "acp") and words != ("worktree", "hook"))
 
 
 def test_help_has_no_traceback_and_needs_no_workspace(command: Callable[..., Any]) -> None:
