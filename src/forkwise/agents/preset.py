@@ -42,7 +42,7 @@ _SESSION = "{session}"
 _USD = "{usd}"
 _LONGEST_ARGUMENT = 96 << 10  # bytes; the kernel takes 128 KiB, and feedback on earlier attempts may be added
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
-_PATHS = ("writable", "credentials", "branched", "sessions", "databases")
+_PATHS = ("writable", "shared", "credentials", "branched", "sessions", "databases")
 """Keys that list paths, each a permission. Not ``logins``: without a refreshed login the user is logged out."""
 
 # No agent reads the feedback file by itself, so a shell adds it to the prompt.
@@ -73,6 +73,7 @@ class Agent:
 
     ``source`` is the last file that defined it. ``notes`` are messages about parts of files that have no effect.
     ``long_command`` runs it with a prompt that is too long for an argument: it reads a file, or its standard input.
+    ``shared`` are caches below the home directory that attempts share with the host.
     ``stream`` names the format in which it prints what it does, ``resume`` is the command that continues a session.
     """
 
@@ -80,6 +81,7 @@ class Agent:
     command: tuple[str, ...]
     long_command: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     credentials: tuple[str, ...] = ()
     paths: AgentPaths = field(default_factory=AgentPaths)
     passes: tuple[str, ...] = ()
@@ -351,6 +353,7 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "command": _is_command,
     "long_command": _is_long_command,
     "writable": _is_words,
+    "shared": _is_words,
     "credentials": _is_words,
     "branched": _is_words,
     "sessions": _is_words,

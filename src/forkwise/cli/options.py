@@ -39,6 +39,7 @@ __all__ = [
     "explore_options",
     "find_judge",
     "find_notice_delay",
+    "find_shared_paths",
     "frozen_option",
     "ignored_option",
     "judge_option",
@@ -393,15 +394,20 @@ class ExploreOptions:
         own = {v.command: self._build_allowance(agents[v.agent]) for v in variants if v.agent is not None}
         return {"allowance": self._build_allowance(None), "own_allowances": tuple(own.items())}
 
+    def _shared_paths(self) -> tuple[str, ...]:
+        """Return the directories that the user's configuration shares with attempts; tests get a view of them."""
+        return () if self.confinement == "open" else find_shared_paths(self.directory)
+
     def _build_allowance(self, agent: Agent | None) -> Allowance:
+        from forkwise.config.shared_paths import make_shared
         from forkwise.explore.recipe import Allowance
 
         names = [text for text in self.variables if "=" not in text]
         if agent is None:
-            return Allowance(passed=tuple(dict.fromkeys(names)))
+            return Allowance(passed=tuple(dict.fromkeys(names)), writable=self._shared_paths())
         return Allowance(
             network="host" if self.network is None else None,
-            writable=agent.writable,
+            writable=(*agent.writable, *self._shared_paths(), *make_shared(agent.shared, agent.source, self.directory)),
             shown=tuple(dict.fromkeys([*agent.credentials, *(login.file for login in agent.paths.logins)])),
             paths=agent.paths,
             passed=tuple(dict.fromkeys([*names, *agent.passes])),
@@ -424,6 +430,15 @@ def _build_command(
         return agent.argv(prompt, model, arguments, usd=usd)
     except AgentError as error:
         raise click.UsageError(str(error)) from error
+
+
+def find_shared_paths(workspace: Path) -> tuple[str, ...]:
+    """Return the directories that the user's configuration shares with sandboxes, created where missing."""
+    from forkwise.config.config_file import SETTINGS
+    from forkwise.config.shared_paths import make_shared, read_shared_paths
+    from forkwise.git.executable_config import find_config_directory
+
+    return make_shared(read_shared_paths(workspace), Path(find_config_directory(), SETTINGS), workspace)
 
 
 def _fill(command: tuple[str, ...], prompt: str, model: str | None, arguments: Sequence[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from forkwise.cli.options import (
     allow_option,
     confinement_option,
     conflict_option,
+    find_shared_paths,
     ignored_option,
     landlock_option,
     network_option,
@@ -377,7 +378,7 @@ def run(
     limits = Limits(memory=memory, processes=processes, cpus=cpus)
     confined = replace(
         Confinement.preset(confinement),
-        writable=writable,
+        writable=(*writable, *(find_shared_paths(directory) if confinement != "open" else ())),
         shown=shown,
         limits=limits,
         landlock_instead=landlock_instead,

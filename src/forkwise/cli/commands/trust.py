@@ -175,11 +175,12 @@ def _review_servers(workspace: Path) -> Iterator[_Review]:
 def _review_settings(workspace: Path) -> Iterator[_Review]:
     from forkwise.chat.settings import list_limits, list_widened_settings, settings_path
     from forkwise.config.config_file import SETTINGS, read_user_config, read_workspace_config
+    from forkwise.config.shared_paths import list_shared
     from forkwise.config.trust import Acceptances
 
     user = read_user_config(SETTINGS, workspace)
     if user is not None and user.is_part_of_workspace:
-        yield _Review(user.path, user, list_widened_settings(user), list_limits(user))
+        yield _Review(user.path, user, [*list_widened_settings(user), *list_shared(user)], list_limits(user))
     path = settings_path(workspace)
     own = read_workspace_config(workspace, SETTINGS)
     before = Acceptances(workspace).limits(path)

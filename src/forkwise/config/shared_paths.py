@@ -1,0 +1,65 @@
+"""Directories that sandboxes share with the host for speed, from ``[sandbox]`` in the user's own ``config.toml``.
+
+They are caches of packages in the home directory, of which a sandbox otherwise has a view of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forkwise.config.config_file import SETTINGS, ConfigFile, read_user_config
+from forkwise.errors import ConfigError
+
+__all__ = ["list_shared", "make_shared", "read_shared_paths"]
+
+_TABLE = "sandbox"
+_NAME = "shared"
+
+
+def read_shared_paths(workspace: Path) -> tuple[str, ...]:
+    """Read the paths. Without a file that the user alone can change there are none. Raises ConfigError."""
+    file = read_user_config(SETTINGS, workspace)
+    return () if file is None or not file.is_trusted else tuple(_find(file))
+
+
+def list_shared(file: ConfigFile) -> list[str]:
+    """Return what a file shares, as a line to review; empty if it shares nothing. Raises ConfigError."""
+    found = _find(file)
+    return [f"[{_TABLE}] {_NAME} = {found!r}"] if found else []
+
+
+def make_shared(paths: Sequence[str], source: Path, workspace: Path) -> tuple[str, ...]:
+    """Create the directories that do not exist yet, and return their absolute paths.
+
+    Raises ConfigError for one that is not below the home directory, or that contains the workspace or is in it.
+    """
+    home, project = os.path.realpath(os.path.expanduser("~")), os.path.realpath(workspace)
+    made = []
+    for path in paths:
+        real = os.path.realpath(os.path.expanduser(path))
+        if not path.startswith(("~/", "/")) or not real.startswith(f"{home.rstrip('/')}/"):
+            raise ConfigError(f"{source}: {path!r} in {_NAME} is not below the home directory, as '~/.npm' is")
+        if f"{project}/".startswith(f"{real}/") or f"{real}/".startswith(f"{project}/"):
+            raise ConfigError(f"{source}: {path!r} in {_NAME} overlaps the workspace {workspace}, which is branched")
+        try:
+            os.makedirs(real, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{source}: {path!r} in {_NAME} cannot be created: {error.strerror}") from error
+        made.append(real)
+    return tuple(dict.fromkeys(made))
+
+
+def _find(file: ConfigFile) -> list[str]:
+    table: Mapping[str, Any] = file.tables.get(_TABLE, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file.path}: [{_TABLE}] is not a table")
+    for name in table:
+        if name != _NAME:
+            raise ConfigError(f"{file.path}: [{_TABLE}] has no setting {name!r}; there is only {_NAME}")
+    found = table.get(_NAME, [])
+    if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+        raise ConfigError(f"{file.path}: {_NAME} in [{_TABLE}] is {found!r}; it takes a list of directories")
+    return found
