@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from glob import glob
@@ -15,6 +15,7 @@ from bench.line import Goal, Line
 from bench.rounds import play, timed
 from bench.scratch import Scratch
 from forkwise import Branch, Workspace
+from forkwise.files.store import trash
 from forkwise.sandbox.network.space import NetworkSpace
 from forkwise.servers.server_file import find_data_directories, read_servers
 from forkwise.servers.server_group import ServerGroup
@@ -25,6 +26,8 @@ _BRANCHES = 8
 _ROWS = 2_700_000  # about 200 MB
 _LONGEST_S = 3.0
 _MOST_BYTES = 20 << 20  # a segment of the write-ahead log, and little else
+_SMALL_SHARE = 0.02
+_IMAGE_BYTES = 4 << 30
 _PORT = 54_328
 _FILE = """
 [servers.db]
@@ -45,7 +48,7 @@ def measure_servers(scratch: Scratch) -> list[Line]:
     root = scratch.make_directory("database")
     database = _Database(root, postgres)
     scratch.report("filling a database of 200 MB")
-    database.create(_ROWS // 10 if scratch.quick else _ROWS)
+    database.create(_ROWS)
     workspace = scratch.workspace(root)
     sizes: list[float] = []
     scratch.report(f"{_BRANCHES} branches of the database, and copies of it")
@@ -65,7 +68,43 @@ def measure_servers(scratch: Scratch) -> list[Line]:
     line.faster_than("createdb -T, file_copy", 1.5)
     disk = Line("disk of each before it writes", Figure(tuple(sizes), "B"))
     disk.goals.append(Goal("≤ 20 MB", disk.ours.median, _MOST_BYTES))
-    return [line, disk]
+    return [line, disk, *_measure_clones(scratch, root)]
+
+
+def _measure_clones(scratch: Scratch, root: str) -> list[Line]:
+    """Measure the disk that branches of clones take on XFS; nothing without the right to mount an image of it."""
+    if os.geteuid() != 0 or shutil.which("mkfs.xfs") is None:
+        return []
+    scratch.report("branches of clones on XFS")
+    image, mounted = scratch.new_path("image"), scratch.make_directory("xfs")
+    with open(image, "wb") as file:
+        file.truncate(_IMAGE_BYTES)
+    subprocess.run(["mkfs.xfs", "-q", image], check=True)
+    if subprocess.run(["mount", "-o", "loop", image, mounted], check=False, stderr=subprocess.DEVNULL).returncode:
+        return []
+    try:
+        before = _count_used(mounted)
+        subprocess.run(["cp", "-a", root, f"{mounted}/database"], check=True)
+        size = _count_used(mounted) - before
+        os.environ["FORKWISE_STATE"] = f"{mounted}/state"
+        used: list[float] = []
+        workspace = Workspace(f"{mounted}/database", view="reflink", durable=False)
+        _serve_all(workspace, used, lambda _branches: [float(_count_used(mounted) - before - size)])
+        trash.wait_until_empty()
+    finally:
+        os.environ.pop("FORKWISE_STATE", None)
+        subprocess.run(["umount", "--lazy", mounted], check=True)  # its last files are closed later
+        os.unlink(image)
+    line = Line(f"disk of {_BRANCHES} branches on XFS", Figure(tuple(used), "B"))
+    line.goals.append(Goal(f"< 2 % of {_BRANCHES} copies", used[0] / (_BRANCHES * size), _SMALL_SHARE))
+    return [line]
+
+
+def _count_used(mounted: str) -> int:
+    """Return the bytes that are used on a filesystem, with everything written out."""
+    os.sync()
+    found = os.statvfs(mounted)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 def _find(name: str) -> str | None:
@@ -132,8 +171,13 @@ class _Database:
         subprocess.run([*switch, *words], check=True, stdout=subprocess.DEVNULL, cwd="/")
 
 
-def _serve_all(workspace: Workspace, sizes: list[float]) -> float:
-    """Create the branches and start their servers at the same time. Return the seconds until all have answered."""
+def _serve_all(
+    workspace: Workspace, sizes: list[float], measure: Callable[[Sequence[Branch]], list[float]] | None = None
+) -> float:
+    """Create the branches and start their servers at the same time. Return the seconds until all have answered.
+
+    What ``measure`` finds then, by default the size of each branch, is added to ``sizes``.
+    """
     made: list[tuple[Branch, NetworkSpace, ServerGroup]] = []
     servers = read_servers(workspace.path)
 
@@ -148,7 +192,8 @@ def _serve_all(workspace: Workspace, sizes: list[float]) -> float:
     try:
         with ThreadPoolExecutor(_BRANCHES) as pool:
             taken = timed(lambda: list(pool.map(serve, range(_BRANCHES))))
-        sizes.extend(float(_count_bytes(branch.target)) for branch, _, _ in made)
+        branches = [branch for branch, _, _ in made]
+        sizes += [float(_count_bytes(b.target)) for b in branches] if measure is None else measure(branches)
         return taken
     finally:
         for branch, space, group in made:

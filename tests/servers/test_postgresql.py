@@ -11,16 +11,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from forkwise import Branch, Workspace
+from forkwise import Branch, CommitError, Workspace
 from forkwise.files.store.branch_info import DataDirectories
 from forkwise.servers.server_file import find_data_directories, read_servers
 from forkwise.servers.server_group import BranchNetwork, ServerGroup
 from tests.counts import rounds
+from tests.files.images import loop_image
 from tests.need import need
 
 pytestmark = pytest.mark.integration
@@ -53,10 +55,17 @@ def own(command: Sequence[str]) -> list[str]:
 @pytest.fixture
 def project() -> Iterator[Path]:
     """Create a project with a small database, in a directory that other users can reach."""
-    need(bool(find_program("postgres")), "PostgreSQL is not installed")
-    need(shutil.which("psql") is not None, "psql is not installed")
     directory = Path(tempfile.mkdtemp(prefix="forkwise-postgresql-"))
     directory.chmod(0o755)
+    create_database(directory)
+    yield directory
+    drop_branches(directory)
+    shutil.rmtree(directory)
+
+
+def create_database(directory: Path) -> None:
+    need(bool(find_program("postgres")), "PostgreSQL is not installed")
+    need(shutil.which("psql") is not None, "psql is not installed")
     (directory / "pgdata").mkdir(mode=0o700)
     if os.geteuid() == 0:
         shutil.chown(directory / "pgdata", "postgres", "postgres")
@@ -67,10 +76,25 @@ def project() -> Iterator[Path]:
         f"[servers.db]\ncommand = ['{find_program('postgres')}', '-D', 'pgdata', '-k', '/tmp', '-c', 'fsync=off']\n"
         "ready = { command = 'pg_isready -q -h localhost' }\nstop = { signal = 'INT', timeout = 60 }\ndata = 'pgdata'\n"
     )
-    yield directory
+
+
+def drop_branches(directory: Path) -> None:
     for branch in reversed(Workspace(directory).branches()):
         branch.abort()
-    shutil.rmtree(directory)
+
+
+@contextmanager
+def running_server(project: Path) -> Iterator[None]:
+    """Run a server on the database of the workspace itself."""
+    words = [find_program("postgres"), "-D", str(project / "pgdata"), "-k", "/tmp", "-p", "54329"]
+    server = subprocess.Popen(own(words), stderr=subprocess.DEVNULL)
+    try:
+        while subprocess.run(["pg_isready", "-q", "-h", "localhost", "-p", "54329"], check=False).returncode != 0:
+            assert server.poll() is None
+        yield
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait()
 
 
 def fork(project: Path, name: str) -> Branch:
@@ -132,26 +156,37 @@ def test_eight_branches_change_the_schema_and_the_winner_is_committed(project: P
     assert Workspace(project).branches() == []
 
 
-def test_a_server_in_the_workspace_is_in_the_way_of_a_commit(project: Path) -> None:
+def test_a_server_in_the_workspace_is_in_the_way(project: Path) -> None:
     branch = fork(project, "try")
     query(branch, "create table mine (a int)")
-    server = subprocess.Popen(
-        own([find_program("postgres"), "-D", str(project / "pgdata"), "-k", "/tmp", "-p", "54329"]),
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        ready = ["pg_isready", "-q", "-h", "localhost", "-p", "54329"]
-        while subprocess.run(ready, check=False).returncode != 0:
-            assert server.poll() is None
+    with running_server(project):
         done = forkwise(project, "branch", "commit", "try")
         assert done.returncode != 0
         assert "uses pgdata, which the branch changed. Stop it" in " ".join(done.stderr.split())
         refused = forkwise(project, "run", "--test", "true", "--", "true")
         assert refused.returncode != 0
         assert "pgdata is in use by postgres" in " ".join(refused.stderr.split())
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait()
+
+
+def test_a_snapshot_of_a_running_database_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="forkwise-postgresql-") as made:
+        Path(made).chmod(0o755)
+        with loop_image("btrfs", 1200, Path(made)) as mounted:
+            mounted.chmod(0o755)
+            monkeypatch.setenv("FORKWISE_STATE", str(mounted / "state"))
+            project = mounted / "project"
+            subprocess.run(["btrfs", "subvolume", "create", str(project)], check=True, capture_output=True)
+            create_database(project)
+            with running_server(project):
+                there = ["psql", "-X", "-q", "-h", "localhost", "-p", "54329", "-U", "postgres"]
+                sql = "create table numbers as select generate_series(1, 1000) n"
+                subprocess.run([*there, "-c", sql], check=True)
+                branch = Workspace(project, view="btrfs").branch("try", on_success=None, on_error=None)
+                branch.set_data_directories(find_data_directories(project))
+                assert query(branch, "select count(*) from numbers") == "1000"
+                with pytest.raises(CommitError, match="uses pgdata"):
+                    branch.commit()
+            drop_branches(project)
 
 
 @pytest.mark.crash

@@ -216,6 +216,23 @@ def test_data_that_a_process_of_the_workspace_uses(branch: Branch, network: Bran
     group.stop()
 
 
+def test_data_of_another_branch_is_not_that_of_the_workspace(branch: Branch, network: BranchNetwork) -> None:
+    """Copies have the same device, and a sandbox shows them at the same path."""
+    (branch.workspace.path / "data").mkdir()
+    workspace = Workspace(branch.workspace.path, view="copy")
+    one, two = (workspace.branch(name, on_success=None, on_error=None) for name in ("one", "two"))
+    server = build(("sh", "-c", "cd data; echo up; exec sleep 60"), ready=Readiness(log="up"), data="data")
+    groups = [ServerGroup([server], made, space=network.space) for made in (one, two)]
+    for group in groups:
+        group.start()
+    two.set_data_directories(DataDirectories(whole=("data",)))
+    groups[1].kill()
+    (two.path / "data/new").write_text("new")
+    two.commit()
+    groups[0].kill()
+    one.abort()
+
+
 def test_data_behind_a_link_is_not_part_of_the_branch(branch: Branch, network: BranchNetwork, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (branch.workspace.path / "data").symlink_to(tmp_path / "elsewhere")

@@ -19,18 +19,17 @@ def find_directory_user(directory: str) -> str | None:
     """Return the name and number of a process that uses a directory; None if none is known to.
 
     Of processes of other users, root sees all, and other users see only PostgreSQL, by its lock file. A process in a
-    sandbox that sees a copy-on-write view at the same path does not count: its files are on another device.
+    sandbox that sees a branch at the same path does not count: its files are others, on another device or by their
+    inodes.
     """
-    try:
-        device = os.stat(directory).st_dev
-    except OSError:
+    if not os.path.isdir(directory):
         return None
     root = os.path.realpath(directory)
     locker = _find_postgres(root)
     if locker is not None:
         return locker
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        if int(pid) != os.getpid() and any(_is_inside(link, root, device) for link in _list_links(pid)):
+        if int(pid) != os.getpid() and any(_is_inside(link, root) for link in _list_links(pid)):
             return _describe(pid)
     return None
 
@@ -42,10 +41,18 @@ def _find_postgres(root: str) -> str | None:
         pid, served = int(lines[0]), os.path.realpath(lines[1]) if len(lines) > 1 else root
         with open(f"/proc/{pid}/comm") as comm:
             name = comm.read().strip()
-        # A server in a sandbox has written its own path and a number of its own PID namespace, which is another's here.
-        if name in _POSTGRES_NAMES and served == root:
+        # A killed server leaves its lock file, and its number may be that of another server by now.
+        if name in _POSTGRES_NAMES and served == root and _may_work_in(pid, root):
             return f"{name} (process {pid})"
     return None
+
+
+def _may_work_in(pid: int, root: str) -> bool:
+    """Return whether a process has a directory as its working directory, as PostgreSQL has; True if that is secret."""
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/cwd"), os.stat(root))
+    except PermissionError:
+        return True
 
 
 def _list_links(pid: str) -> Iterator[str]:
@@ -56,10 +63,10 @@ def _list_links(pid: str) -> Iterator[str]:
             yield f"/proc/{pid}/fd/{number}"
 
 
-def _is_inside(link: str, root: str, device: int) -> bool:
+def _is_inside(link: str, root: str) -> bool:
     with suppress(OSError):
         path = os.readlink(link)
-        return (path == root or path.startswith(f"{root}/")) and os.stat(link).st_dev == device
+        return (path == root or path.startswith(f"{root}/")) and os.path.samestat(os.stat(link), os.stat(path))
     return False
 
 
