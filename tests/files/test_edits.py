@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forkwise import Workspace
+from forkwise import BranchContext, Workspace
 from forkwise.files.edits.edit_comparison import find_edits
 from forkwise.files.edits.edit_watch import EditWatch
 from forkwise.files.edits.fanotify import FileWatch
@@ -61,7 +61,7 @@ def shell(script: str, directory: Path) -> None:
 
 COMMIT = """
 import sys
-from forkwise import Workspace
+from forkwise import BranchContext, Workspace
 branch = Workspace(sys.argv[1], state=sys.argv[2], durable=False).branch("elsewhere")
 (branch.path / "committed").write_text("x")
 branch.commit()
@@ -99,6 +99,23 @@ def test_a_storm_of_events_is_bounded(workspace: Workspace, tmp_path: Path) -> N
     assert 1 <= len(reports.paths) <= 1000
     assert len(set(reports.paths)) == len(reports.paths)
     assert all(path.partition("/")[0] == "storm" for path in reports.paths)
+
+
+def test_a_function_in_a_sandbox_cannot_read_the_reports(workspace: Workspace) -> None:
+    need_watch(workspace.path)
+
+    def list_descriptors(_: Path) -> list[str]:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+        return [os.readlink(f"/proc/self/fd/{n}") for n in numbers if os.path.lexists(f"/proc/self/fd/{n}")]
+
+    with (
+        closing(EditWatch(workspace, 0, lambda _: None)),
+        workspace.branch("one", None) as branch,
+        BranchContext(list_descriptors, branch) as context,
+    ):
+        context.wait(60)
+        assert not [name for name in context.result.value if "fanotify" in name]
+        branch.abort()
 
 
 def test_without_the_right_to_watch_nothing_is_reported(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

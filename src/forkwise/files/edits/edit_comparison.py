@@ -33,7 +33,9 @@ def find_edits(branch: Branch, generation: int) -> list[str]:
     """
     workspace = branch.workspace
     since = BranchInfo.load(branch.home).forked_at_earliest
-    changed = [change.path for change in islice(branch.delta(), _MOST_PATHS)]
+    # Where a branch is a complete tree, what it changed is not known without reading that.
+    delta = () if branch.view_kind.whole else branch.delta()
+    changed = [change.path for change in islice(delta, _MOST_PATHS)]
     found: dict[str, None] = {}
     with closing_fd(open_root(workspace.target)) as root:
         for path in (*_list_top(root), *_add_directories(changed)):

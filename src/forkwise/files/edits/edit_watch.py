@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from forkwise.errors import BranchingError
 from forkwise.files.edits.edit_comparison import is_of_git, list_committed
 from forkwise.files.edits.fanotify import FileWatch
+from forkwise.linux import fds
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
@@ -47,7 +48,7 @@ class EditWatch:
         with suppress(OSError, AttributeError):  # AttributeError: the C library has no such call
             self._watch = FileWatch(workspace.target)
         if self._watch is not None:
-            self._wake_fd, self._stop_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self._wake_fd, self._stop_fd = fds.pipe()
             self._thread = threading.Thread(target=self._run, name="forkwise-edits", daemon=True)
             self._thread.start()
 
@@ -63,8 +64,7 @@ class EditWatch:
         os.write(self._stop_fd, b"1")
         self._thread.join()
         self._watch.close()
-        os.close(self._wake_fd)
-        os.close(self._stop_fd)
+        fds.close(self._wake_fd, self._stop_fd)
         self._thread = None
 
     def _run(self) -> None:

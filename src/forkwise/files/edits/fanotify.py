@@ -12,6 +12,8 @@ import os
 import struct
 from typing import NamedTuple
 
+from forkwise.linux import fds
+
 __all__ = ["FileWatch", "ReportedChange"]
 
 _CLOEXEC, _NONBLOCK = 0x1, 0x2
@@ -47,13 +49,11 @@ class FileWatch:
         self._root = os.path.realpath(directory)
         self._paths: dict[bytes, str | None] = {}
         self._directory_fd = -1
-        self._fd = _check(
-            _libc.fanotify_init(
-                ctypes.c_uint(_CLOEXEC | _NONBLOCK | _REPORT_DIRECTORY_AND_NAME), ctypes.c_uint(os.O_RDONLY)
-            )
-        )
+        flags = ctypes.c_uint(_CLOEXEC | _NONBLOCK | _REPORT_DIRECTORY_AND_NAME)
+        # Tracked: a function's process, which is a fork of this one, must not read what happens on the host.
+        self._fd = fds.track(lambda: _check(_libc.fanotify_init(flags, ctypes.c_uint(os.O_RDONLY))))
         try:
-            self._directory_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._directory_fd = fds.track(lambda: os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             wanted = _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ON_DIRECTORY
             _check(
                 _libc.fanotify_mark(
@@ -99,9 +99,7 @@ class FileWatch:
 
     def close(self) -> None:
         """Stop watching."""
-        for fd in (self._fd, self._directory_fd):
-            if fd >= 0:
-                os.close(fd)
+        fds.close(self._fd, self._directory_fd)
         self._fd = self._directory_fd = -1
 
     def _find_paths(self, records: bytes) -> list[str]:
