@@ -291,3 +291,76 @@ def test_prompts_that_cannot_be_an_argument(
     (tmp_path / "prompt").write_text(prompt)
     run("run", "--quiet", "--prompt-file", str(tmp_path / "prompt"), "--agent", "claude")
     assert (project / "a.txt").read_text() == prompt
+
+
+def test_agents_and_models_in_one_fork(run: Run, ask: Ask, install: Callable[[str, str], None]) -> None:
+    for name in ("claude", "codex"):
+        install(name, f'echo {name} "$*" "$FORKWISE_MODEL" > a.txt')
+    named = ("--agent", "claude:opus", "--agent", "claude", "--agent", "codex:o/4")
+    run("best-of", "--no-commit", "--model", "sonnet", *named, "--agent-args", "--max-turns '2 0'", "fix it")
+    [fork] = ask("ls")["forks"]
+    attempts = ask("show", fork["id"])["fork"]["attempts"]
+    assert [(a["label"], a["agent"]) for a in attempts] == [
+        ("claude:opus", "claude"),
+        ("claude", "claude"),
+        ("codex:o/4", "codex"),
+    ]
+    said = [run("diff", a["id"]).stdout for a in attempts]
+    assert all("--max-turns 2 0" in text for text in said)
+    assert ["--model=opus" in said[0], "--model=sonnet" in said[1], "--model=o/4" in said[2]] == [True] * 3
+    assert said[0].rstrip().endswith("opus")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "--agent", "nobody:opus", "x"), "unknown agent 'nobody:opus'"),
+        (("run", "--agent", "claude", "--agent", "claude:opus", "x"), "run makes one attempt, but 2"),
+        (("run", "--agent-args", "-x", "--", "true"), "give --agent too"),
+        (("run", "--agent", "claude", "--agent-args", "'", "x"), "is not words of a shell"),
+        (("agents", "check"), "check needs the name of an agent"),
+        (("agents", "check", "nobody"), "unknown agent 'nobody'"),
+    ],
+)
+def test_agents_that_cannot_be(
+    run: Run, install: Callable[[str, str], None], words: tuple[str, ...], message: str
+) -> None:
+    install("claude", "exit 1")
+    assert message in run(*words, code=2).stderr
+
+
+def test_the_list_of_agents(
+    run: Run, ask: Ask, home: Path, project: Path, install: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{home / 'bin'}:{project / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k3y-of-claude")
+    install("claude", 'case $1 in --version) echo "2.1.7 (Claude Code)" ;; *) echo fixed > a.txt ;; esac')
+    (project / "bin").mkdir()
+    (project / "bin/codex").write_text("#!/bin/sh\ntouch ~/codex-ran\n")
+    (project / "bin/codex").chmod(0o755)
+    (home / ".codex").mkdir()
+    (home / ".codex/auth.json").write_text("{}")
+    run("run", "--agent", "claude", "fix it")
+    found = {agent["name"]: agent for agent in ask("agents")["agents"]}
+    assert found["claude"]["version"] == "2.1.7"
+    assert found["claude"]["login"] == "ANTHROPIC_API_KEY"
+    assert found["claude"]["last_used"] is not None
+    assert (found["codex"]["login"], found["codex"]["version"], found["codex"]["last_used"]) == ("file", None, None)
+    assert not (home / "codex-ran").exists()  # it is inside the workspace, where an attempt may have put it
+    assert found["qwen"]["untested"]
+    assert found["qwen"]["program"] is None
+    text = run("agents").stdout
+    assert "npm install -g @qwen-code/qwen-code" in text
+    assert "k3y-of-claude" not in text
+
+
+def test_an_agent_is_checked_in_a_branch_that_is_dropped(
+    run: Run, ask: Ask, project: Path, install: Callable[[str, str], None]
+) -> None:
+    install("claude", f"{stream_of('claude')}; echo changed > a.txt")
+    assert run("agents", "check", "claude").stdout.startswith("claude works (")
+    assert ask("agents", "check", "claude")["answer"] == CLOSING
+    install("claude", "echo 'Not logged in' >&2; exit 1")
+    assert "claude does not work: Not logged in (exit code 1)\n" in run("agents", "check", "claude", code=7).stdout
+    assert (project / "a.txt").read_text() == "one\n"
+    assert not Workspace(project).branches()

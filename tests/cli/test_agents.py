@@ -19,6 +19,7 @@ from tests.acceptance import write_accepted
 Run = Callable[..., Result]
 
 NAMES = ("aider", "claude", "codex", "gemini", "goose", "opencode")
+UNTESTED = ("cn", "copilot", "mini", "openhands", "pi", "qwen", "vibe")
 
 FAKE = """\
 #!{python}
@@ -90,7 +91,9 @@ def test_presets(
 
 
 def test_there_is_a_preset_for_each(project: Path, home: Path) -> None:
-    assert sorted(load_agents(project)) == list(NAMES)
+    agents = load_agents(project)
+    assert sorted(agents) == sorted(NAMES + UNTESTED)
+    assert sorted(name for name, agent in agents.items() if agent.untested) == list(UNTESTED)
 
 
 def test_words_of_a_prompt_are_one_prompt(run: Run, project: Path, install: Callable[[str], None]) -> None:

@@ -51,7 +51,7 @@ def test_the_verbs_there_are() -> None:
         "refine",
         "playoff",
     )
-    forks = ("ls", "show", "watch", "wait", "open", "diff", "pick", "combine", "resume", "continue")
+    forks = ("ls", "show", "watch", "wait", "open", "diff", "pick", "combine", "resume", "continue", "agents")
     forks += ("abort", "report", "export")
     plain = (
         "doctor",

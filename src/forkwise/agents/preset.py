@@ -74,7 +74,8 @@ class Agent:
     ``source`` is the last file that defined it. ``notes`` are messages about parts of files that have no effect.
     ``long_command`` runs it with a prompt that is too long for an argument: it reads a file, or its standard input.
     ``shared`` are caches below the home directory that attempts share with the host.
-    ``stream`` names the format in which it prints what it does, ``resume`` is the command that continues a session.
+    ``model`` is the one that was named with it, as in ``claude:opus``. ``stream`` names the format in which it prints
+    what it does, ``resume`` is the command that continues a session. ``untested`` says that nobody tests this table.
     """
 
     name: str
@@ -87,11 +88,18 @@ class Agent:
     passes: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     environment_when_confined: dict[str, str] = field(default_factory=dict)
+    model: str | None = None
     stream: str | None = None
     resume: tuple[str, ...] = ()
     install: str = ""
+    untested: bool = False
     source: Path = PACKAGED
     notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Its name, with the model that was named with it."""
+        return self.name if self.model is None else f"{self.name}:{self.model}"
 
     def argv(
         self, prompt: str, model: str | None = None, arguments: Sequence[str] = (), *, usd: float | None = None
@@ -158,11 +166,14 @@ def _quote(part: str) -> str:
 def find_agent(name: str, workspace: Path) -> Agent:
     """Return the agent ``name``; AgentError if it is unknown, or if its program is not installed.
 
-    ``acp:COMMAND`` is any program that speaks the Agent Client Protocol.
+    ``NAME:MODEL`` names a model as well. ``acp:COMMAND`` is any program that speaks the Agent Client Protocol.
     """
     sources = _Sources(workspace)
     if name.startswith(_ACP):
         return _build_protocol_agent(name, sources, workspace)
+    beginning, _, model = name.partition(":")
+    if name not in sources.tables and beginning in sources.tables and model.strip():
+        return replace(find_agent(beginning, workspace), model=model)
     if name not in sources.tables:
         notes = sources.notes.get(name, ["known agents: " + ", ".join(sorted(sources.tables))])
         raise AgentError(f"unknown agent {name!r}; {'; '.join(notes)}")
@@ -366,6 +377,7 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "stream": lambda value: isinstance(value, str) and value in FORMATS,
     "resume": lambda value: _is_words(value) and any(_SESSION in word for word in value[1:]),
     "install": lambda value: isinstance(value, str),
+    "untested": lambda value: isinstance(value, bool),
 }
 
 

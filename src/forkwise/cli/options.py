@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -55,6 +56,7 @@ __all__ = [
 _LATE = ("codex", "gemini", "goose")  # streams with the usage at their end
 _TAKES_SEVERAL = ("speculate", "tree", "beam")
 _PROGRAM = re.compile(r"[\w./+@%][\w./+@%-]*")
+_OWN = re.compile(r"[A-Z]+_\*")
 _PLACEHOLDER = re.compile(r"\{(?:prompt|model)\}")
 _TAKES_NUMBER = ("best-of", "tournament", "refine", "playoff")
 _LONGEST_WORD = 128 << 10  # bytes of one argument, of which the kernel takes one less
@@ -88,6 +90,7 @@ class ExploreOptions:
     lines: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
     model: str | None = None
+    agent_arguments: str | None = None
     vary: tuple[str, ...] = ()
     variations: Path | None = None
     tests: str | None = None
@@ -148,14 +151,15 @@ class ExploreOptions:
         if not subjects:
             raise click.UsageError("nothing to try: give -- COMMAND, -c LINE, or --agent NAME 'PROMPT'")
         is_varied_agent = any(variation.agent for variation in found)
-        if len(subjects) > 1 and kind not in _TAKES_SEVERAL and not is_varied_agent:
+        is_mixed = len(subjects) > 1 and not any(isinstance(subject, tuple) for subject in subjects)
+        if len(subjects) > 1 and kind not in _TAKES_SEVERAL and not is_varied_agent and not is_mixed:
             raise click.UsageError(
                 f"{kind} tries one command, but {len(subjects)} were given; forkwise speculate tries several"
             )
         prompts, variants = self._build_variants(subjects, found)
         commands = list(dict.fromkeys(variant.command for variant in variants))
         agents = {subject.name: subject for subject in subjects if not isinstance(subject, tuple)}
-        _check_number(kind, own, len(variants), is_varied=bool(found))
+        _check_number(kind, own, len(variants), is_varied=bool(found) or is_mixed)
         if kind in ("tree", "beam"):
             own["expand"] = tuple(map(shell_command, own["expand"]))
         goal = "; ".join(prompts) or "; ".join(self.lines) or shlex.join(self.command)
@@ -288,18 +292,18 @@ class ExploreOptions:
         variants = []
         for variation in found or [Variation()]:
             prompt = variation.prompt or common
-            model = variation.model or self.model
             number = prompts.setdefault(prompt, len(prompts)) if prompt else None
             for subject in subjects:
-                if not isinstance(subject, tuple) and variation.agent not in (None, subject.name):
+                if not isinstance(subject, tuple) and variation.agent not in (None, subject.label):
                     continue
-                is_agent = not isinstance(subject, tuple)
+                model = variation.model or (None if isinstance(subject, tuple) else subject.model) or self.model
                 if isinstance(subject, tuple):
                     command = _fill(subject, prompt, model, variation.arguments)
                     label = Candidate.of(subject).label
                 else:
-                    command = _build_command(subject, prompt, model, variation.arguments, self._find_own_limit())
-                    label = subject.name
+                    arguments = (*self._split_agent_arguments(), *variation.arguments)
+                    command = _build_command(subject, prompt, model, arguments, self._find_own_limit())
+                    label = subject.label
                 named = [(key, text) for key, text in variation.names if key != "agent"]
                 more = ", ".join(f"{key}={truncate_line(text, _WIDEST_VALUE)}" for key, text in named)
                 own = {} if isinstance(subject, tuple) else self._agent_variables(subject)
@@ -308,7 +312,7 @@ class ExploreOptions:
                     Variant(
                         command=command,
                         label=f"{label} {more}" if more else label,
-                        agent=label if is_agent else None,
+                        agent=None if isinstance(subject, tuple) else subject.name,
                         prompt=number,
                         environment=tuple(environment.items()),
                         variation=variation.names,
@@ -317,7 +321,15 @@ class ExploreOptions:
                 )
         return list(prompts), variants
 
+    def _split_agent_arguments(self) -> tuple[str, ...]:
+        try:
+            return tuple(shlex.split(self.agent_arguments or ""))
+        except ValueError as error:
+            raise click.UsageError(f"--agent-args {self.agent_arguments!r} is not words of a shell: {error}") from None
+
     def _check(self) -> None:
+        if self.agent_arguments is not None and not (self.agents or self.vary or self.variations):
+            raise click.UsageError("--agent-args are arguments of a coding agent: give --agent too")
         if self.tests is not None and not self.tests.strip():
             raise click.UsageError("--test needs a command, or auto")
         if "all-green" in self.stop_when and self.tests is None:
@@ -415,11 +427,12 @@ class ExploreOptions:
         )
 
     def _find_withheld(self, agent: Agent) -> tuple[str, ...]:
-        """Return the patterns of variables that are another agent's own, which ``*_API_KEY`` does not say of any."""
+        """Return the patterns of variables that are another agent's own: those like ``NAME_*`` that only one has."""
         from forkwise.agents.preset import load_agents
 
-        others = (pattern for other in load_agents(self.directory).values() for pattern in other.passes)
-        return tuple(dict.fromkeys(p for p in others if not p.startswith("*") and p not in agent.passes))
+        listed = Counter(p for other in load_agents(self.directory).values() for p in set(other.passes))
+        own = (pattern for pattern, count in listed.items() if count == 1 and _OWN.fullmatch(pattern))
+        return tuple(sorted(set(own) - set(agent.passes)))
 
 
 def _build_command(
@@ -658,8 +671,15 @@ _OPTIONS = (
         "--agent",
         "agents",
         multiple=True,
-        metavar="NAME",
-        help="Coding agent that gets PROMPT, and network access: claude, codex, gemini, aider, opencode, goose.",
+        metavar="NAME[:MODEL]",
+        help="Coding agent that gets PROMPT, and network access: claude, codex, gemini, ... (see forkwise agents). "
+        "Attempts take several in turn.",
+    ),
+    click.option(
+        "--agent-args",
+        "agent_arguments",
+        metavar="WORDS",
+        help="Further arguments of the agent, as in a shell: '--max-turns 20'.",
     ),
     click.option(
         "--prompt-file",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forkwise.cli.commands.agent.agents import continue_session
+from forkwise.cli.commands.agent.agents import agents, continue_session
 from forkwise.cli.commands.branch import branch
 from forkwise.cli.commands.chat import acp, chat
 from forkwise.cli.commands.completion import completion
@@ -26,5 +26,5 @@ forkwise_command.add_section("Explore", EXPLORE_VERBS)
 forkwise_command.add_section("Decide", (pick, combine, resume, abort, undo))
 forkwise_command.add_section("Look", (ls, show, watch, wait, open_preview, port, diff, report, export, log, judges))
 forkwise_command.add_section("Branch", (branch, worktree))
-forkwise_command.add_section("Agent", (chat, acp, walk, model, continue_session))
+forkwise_command.add_section("Agent", (agents, continue_session, chat, acp, walk, model))
 forkwise_command.add_section("Maintenance", (doctor, trust, gc, du, completion))

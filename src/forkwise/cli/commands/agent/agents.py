@@ -1,21 +1,178 @@
-"""``forkwise continue``: the session of an attempt, reopened in its branch."""
+"""``forkwise agents``: the coding agents of this machine; ``forkwise continue``: a session, reopened in its branch."""
 
 from __future__ import annotations
 
+import glob
+import os
+import re
 import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forkwise.cli.app import Verb, json_option, workspace_option
 from forkwise.display.output import Output, command_line
+from forkwise.text.clean import truncate_line
+from forkwise.text.redaction import find_secrets
 
 if TYPE_CHECKING:
     from forkwise.agents.preset import Agent
     from forkwise.ledger.records import AttemptRecord, ForkRecord
 
-__all__ = ["continue_session"]
+__all__ = ["agents", "continue_session"]
+
+_CHECK_PROMPT = "Reply with the word OK. Do not change any file."
+_CHECK_TIMEOUT_S = 180.0
+_VERSION_TIMEOUT_S = 10.0
+_MOST_FORKS = 500
+_VERSION = re.compile(r"\d+(?:\.\d+)+[\w.-]{0,20}")
+
+
+@click.command("agents", cls=Verb, example=("forkwise agents", "forkwise agents check claude"))
+@click.argument("action", metavar="[check", required=False, type=click.Choice(("check",)))
+@click.argument("name", metavar="NAME]", required=False)
+@workspace_option
+@json_option
+def agents(action: str | None, name: str | None, directory: Path, output: Output) -> int:
+    """List the coding agents that --agent knows, or check one.
+
+    The list says which are installed, in which version, whether a login or an API key was found, and when each was
+    last used in this workspace. With check, the agent gets one tiny task in a branch that is then dropped: it shows
+    whether the agent starts, and is answered. That costs a request.
+    """
+    if action is not None:
+        if name is None:
+            raise click.UsageError("check needs the name of an agent: forkwise agents check claude")
+        return _check_agent(name, directory, output)
+    rows = _list_agents(directory)
+    if output.as_json:
+        output.document({"agents": rows})
+        return 0
+    columns = ("agent", "installed", "version", "login", "last used", "")
+    output.table(columns, [_format_row(row) for row in rows])
+    return 0
+
+
+def _format_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    used = "" if row["last_used"] is None else str(row["last_used"])[:16].replace("T", " ")
+    note = "untested" if row["untested"] else ""
+    note = note if row["program"] else f"{f'{note}; ' if note else ''}install: {row['install']}"
+    return row["name"], "yes" if row["program"] else "no", row["version"] or "", row["login"] or "no", used, note
+
+
+def _list_agents(directory: Path) -> list[dict[str, Any]]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from forkwise.agents.preset import load_agents
+
+    found = load_agents(directory)
+    programs = {name: shutil.which(agent.command[0]) for name, agent in found.items()}
+    with ThreadPoolExecutor(8) as pool:
+        top = f"{os.path.realpath(directory).rstrip('/')}/"  # an attempt may have changed a program in there
+        safe = [None if os.path.realpath(path or "").startswith(top) else path for path in programs.values()]
+        versions = dict(zip(programs, pool.map(_find_version, safe), strict=True))
+    used = _find_last_uses(directory)
+    return [
+        {
+            "name": name,
+            "program": programs[name],
+            "version": versions[name],
+            "login": _find_login(agent),
+            "last_used": used.get(name),
+            "untested": agent.untested,
+            "stream": agent.stream,
+            "source": str(agent.source),
+            "install": agent.install,
+        }
+        for name, agent in sorted(found.items())
+    ]
+
+
+def _find_version(program: str | None) -> str | None:
+    """Return what a program says about its version; None if it does not say it in time."""
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            cwd="/",
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _VERSION.search(done.stdout[:4000].decode(errors="replace"))
+    return None if found is None else found[0]
+
+
+def _find_login(agent: Agent) -> str | None:
+    """Return where an agent may have its login from: a file of its own, or a variable; None if neither is there."""
+    for login in agent.paths.logins:
+        if glob.glob(os.path.expanduser(login.file)):
+            return "file"
+    names = [name for name, text in os.environ.items() if find_secrets({name: text})]
+    return next((name for name in names if any(fnmatchcase(name, pattern) for pattern in agent.passes)), None)
+
+
+def _find_last_uses(directory: Path) -> dict[str, str]:
+    from forkwise.cli.commands.forks import open_workspace
+    from forkwise.display.subject import find_agents
+
+    _, ledger = open_workspace(directory)
+    used: dict[str, str] = {}
+    with ledger:
+        for fork in ledger.forks(limit=_MOST_FORKS):
+            for name in find_agents(fork):
+                used.setdefault(name, datetime.fromtimestamp(fork.started).astimezone().isoformat(timespec="seconds"))
+    return used
+
+
+def _check_agent(name: str, directory: Path, output: Output) -> int:
+    from forkwise.cli.app import Exit
+    from forkwise.cli.options import ExploreOptions
+    from forkwise.cli.private_mounts import enter_to_create
+    from forkwise.files.workspace import Workspace
+
+    options = ExploreOptions(agents=(name,), words=(_CHECK_PROMPT,), directory=directory, output=output)
+    recipe = replace(
+        options.recipe("run"), commit=False, keep=False, allow_empty=True, has_prompt=False, timeout=_CHECK_TIMEOUT_S
+    )
+    enter_to_create(directory, None)
+    workspace = Workspace(directory)
+    outcome = recipe.pattern(workspace)(workspace)
+    [result] = outcome.all_results
+    from forkwise.fork.fork import open_ledger
+
+    with open_ledger(workspace) as ledger:
+        attempt = ledger.attempt(str(result.attempt))
+    if output.as_json:
+        output.document(
+            {
+                "agent": name,
+                "works": result.success,
+                "reason": attempt.reason,
+                "fault": attempt.fault,
+                "answer": attempt.answer,
+                "cost": attempt.cost,
+                "seconds": attempt.wall,
+            }
+        )
+    elif result.success:
+        said = f", and says: {truncate_line(attempt.answer, 60)}" if attempt.answer else ""
+        output.line(f"{name} works ({attempt.wall or 0.0:.1f} s){said}", "bold green")
+    else:
+        output.line(f"{name} does not work: {attempt.reason}", "bold red")
+        output.line(f"Its output: {command_line(directory, 'show', attempt.id, '--output')}")
+    return Exit.OK if result.success else Exit.NO_WINNER
 
 
 @click.command("continue", cls=Verb, example=("forkwise continue k3f9ab.2", "forkwise continue k3f9ab.2 -C ~/project"))
