@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -275,3 +276,83 @@ def test_a_rollback_by_another_process_is_no_change(tmp_path: Path, monkeypatch:
     assert (root / "file").read_text() == "one"
     branch.commit()
     assert (root / "file").read_text() == "two"
+
+
+@pytest.fixture(scope="module")
+def btrfs(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Iterator[Path]:
+    """A btrfs with quotas, in which ``top`` is a subvolume."""
+    need(shutil.which("btrfs") is not None, "the program btrfs is not installed")
+    with loop_image("btrfs", 128, tmp_path_factory.mktemp("btrfs")) as where:
+        run_btrfs("quota", "enable", str(where))
+        run_btrfs("subvolume", "create", str(where / "top"))
+        yield where
+        run_btrfs("qgroup", "limit", "none", str(where / "top"))
+        empty(where / "top")
+
+
+def run_btrfs(*words: str) -> str:
+    return subprocess.run(["btrfs", *words], check=True, capture_output=True, text=True).stdout
+
+
+def test_a_quota_that_is_exceeded(btrfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORKWISE_STATE", str(btrfs / "top/state"))
+    (root := btrfs / "top/project").mkdir()
+    number = run_btrfs("subvolume", "show", str(btrfs / "top")).partition("Subvolume ID:")[2].split()[0]
+
+    def set_limit(free: int | None) -> None:
+        run_btrfs("qgroup", "limit", "none", f"0/{number}", str(btrfs))
+        run_btrfs("filesystem", "sync", str(btrfs))
+        run_btrfs("quota", "rescan", "-w", str(btrfs))
+        rows = run_btrfs("qgroup", "show", "--raw", str(btrfs)).splitlines()
+        [used] = [int(row.split()[1]) for row in rows if row.startswith(f"0/{number} ")]
+        if free is not None:
+            run_btrfs("qgroup", "limit", str(used + free), f"0/{number}", str(btrfs))
+
+    def read(where: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in where.iterdir()}
+
+    for n in range(8):
+        (root / str(n)).write_bytes(os.urandom(20_000))
+    outcomes: list[str] = []
+    limits = (0, 1 << 17, 1 << 18, 1 << 20, *(1 << n for n in range(12, 22)))
+    for round_, free in enumerate(limits[: rounds(4, len(limits))]):
+        branch = Workspace(root, view="overlay").branch(f"b{round_}")
+        for n in range(4, 12):
+            (branch.path / str(n)).write_bytes(os.urandom(20_000))
+        before, after = read(root), read(branch.path)
+        for act, old, new in (
+            (lambda name=f"b{round_}": Workspace(root).open(name).commit(), before, after),
+            (lambda: Workspace(root).undo(), after, before),
+        ):
+            set_limit(free)
+            try:
+                act()
+                outcomes.append("done")
+                assert read(root) == new
+            except CommitError as error:
+                outcomes.append("refused" if "Disk quota exceeded" in str(error) else str(error))
+                assert read(root) == old
+                set_limit(None)
+                act()
+                assert read(root) == new
+        set_limit(None)
+    assert set(outcomes) == {"done", "refused"}, outcomes
+
+
+def test_a_subvolume_inside_the_workspace(btrfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORKWISE_STATE", str(btrfs / "top/state"))
+    (root := btrfs / "top/outer").mkdir()
+    run_btrfs("subvolume", "create", str(root / "inner"))
+    for name in ("a", "inner/b"):
+        (root / name).write_text(name)
+    with Workspace(root, view="overlay").branch("outside") as branch:
+        (branch.path / "a").write_text("new")
+    branch = Workspace(root, view="overlay").branch("inside")
+    for name in ("a", "inner/b", "inner/c"):
+        (branch.path / name).write_text("newer")
+    with pytest.raises(CommitError, match=r"another btrfs subvolume.*a workspace of its own"):
+        branch.commit()
+    assert ((root / "a").read_text(), (root / "inner/b").read_text()) == ("new", "inner/b")
+    assert os.listdir(root / "inner") == ["b"]
+    branch.abort()
+    run_btrfs("subvolume", "delete", str(root / "inner"))

@@ -6,9 +6,10 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from forkwise.files.views.fuse import FuseView
 from forkwise.linux.mountinfo import is_mount_point
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER, MS_BIND, MS_PRIVATE, MS_REC, mount, unshare
 from forkwise.sandbox.jail import set_dumpable
+from tests.files.images import loop_image, mounted_tmpfs
 from tests.need import need, need_user_name
 
 NOBODY = 65534
@@ -439,3 +441,45 @@ def as_nobody(check: object, where: Path, *, device_mode: int, user: int = NOBOD
             os._exit(code)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) == 0
+
+
+@contextmanager
+def _mounted_inside(workspace: Path, kind: str) -> Iterator[None]:
+    """Make ``sub`` of a workspace another device: a tmpfs, or a subvolume of btrfs."""
+    if kind == "tmpfs":
+        (workspace / "sub").mkdir()
+        with mounted_tmpfs(workspace / "sub"):
+            yield
+        return
+    need(shutil.which("btrfs") is not None, "the program btrfs is not installed")
+    subprocess.run(["btrfs", "--quiet", "subvolume", "create", str(workspace / "sub")], check=True)
+    yield
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "btrfs"])
+def test_files_of_several_devices_with_equal_inode_numbers_stay_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    need(shutil.which("fuse-overlayfs") is not None, "fuse-overlayfs is not installed")
+    with ExitStack() as stack:
+        if kind == "btrfs":
+            where = stack.enter_context(loop_image("btrfs", 128, tmp_path))
+        else:
+            (where := tmp_path / "where").mkdir()
+            stack.enter_context(mounted_tmpfs(where))
+        monkeypatch.setenv("FORKWISE_STATE", str(where / "state"))
+        (workspace := where / "ws").mkdir()
+        with _mounted_inside(workspace, kind):
+            names = [f"{directory}{n}" for n in range(30) for directory in ("", "sub/")]
+            for name in names:
+                (workspace / name).write_text(name)
+            numbers = [os.stat(workspace / name).st_ino for name in names]
+            need(len(set(numbers)) < len(numbers), "no two files have the same inode number")
+            with Workspace(workspace, view="fuse").branch("b") as branch:
+                assert {name: (branch.path / name).read_text() for name in names} == {name: name for name in names}
+                for name in names[::2]:
+                    (branch.path / name).write_text(f"new {name}")
+                now = {name: (branch.path / name).read_text() for name in names}
+                assert now == {name: name if "/" in name else f"new {name}" for name in names}
+                assert sorted(branch.delta().changed) == sorted(names[::2])
+            assert {name: (workspace / name).read_text() for name in names} == now

@@ -64,6 +64,10 @@ __all__ = ["FIRST_CONTENT_SLOT", "Transaction", "as_commit_error", "check_root",
 _STAGE = ".forkwise-stage-"
 _MTIME = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 _LOST_LAYER = "lost-layer"
+_OTHER_DEVICE = (
+    "; a directory of the workspace that the branch changed is another btrfs subvolume, or on another device: open it "
+    "as a workspace of its own"
+)
 _LOCKS = "locks.json"
 _LOCK_TRIES = 100
 _LOCK_PAUSE_S = 0.02
@@ -128,7 +132,8 @@ class Transaction:
         if isinstance(error, OSError):
             at_path = f" at {error.filename!r}" if error.filename else ""
             raise CommitError(
-                f"{self.failure}, everything is as before{changed}: {error.strerror}{at_path}",
+                f"{self.failure}, everything is as before{changed}: {error.strerror}{at_path}"
+                f"{_OTHER_DEVICE if error.errno == errno.EXDEV else ''}",
                 branch=self.branch,
                 paths=left,
             ) from error

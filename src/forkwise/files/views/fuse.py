@@ -30,14 +30,18 @@ from forkwise.files.store.view import DetachedMount, Refusal, Site, View
 from forkwise.files.views.overlay import copy_directory_metadata, put_back_in_layer
 from forkwise.files.views.whole import state_refusal
 from forkwise.linux import fds
-from forkwise.linux.mountinfo import is_mount_point, parse_mountinfo, remount_flags
-from forkwise.linux.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, syncfs, umount2
+from forkwise.linux.mountinfo import is_mount_point, mounts, parse_mountinfo, remount_flags
+from forkwise.linux.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, filesystem_magic, mount, syncfs, umount2
 
 __all__ = ["FuseView"]
 
 _PROGRAM = "fuse-overlayfs"
-# Without fast_ino, a file copied up from one of several hard links is not found again after the next mount.
-_OPTIONS = "volatile,fast_ino=1,writeback=0"
+# Without fast_ino, a file copied up from one of several hard links is not found again after the next mount. With it,
+# files of different devices that have the same inode number are taken for one file.
+_OPTIONS = "volatile,fast_ino={},writeback=0"
+_BTRFS = 0x9123683E
+_BTRFS_IOC_GET_SUBVOL_ROOTREF = 0xD000943D
+_ROOTREFS_SIZE = 4096  # of struct btrfs_ioctl_get_subvol_rootref_args, whose eighth byte from the end is num_items
 _EXIT_TIMEOUT_S = 10.0  # of a server whose last mount is gone
 _READERS_TIMEOUT_S = 3.0  # of processes that opened something in a view just before it was replaced
 _NO_NAME = "could not determine username"  # fusermount3, for a user id that is not in the user database
@@ -325,7 +329,8 @@ def _start(home: str, target: str, lowers: Sequence[str], writable: bool) -> Non
             stack.callback(fds.close, passed[-1])
         lower = ":".join(f"/proc/self/fd/{fd}" for fd in passed[:-1])
         layer = "upperdir=layer,workdir=work" if writable else "ro"
-        options = f"lowerdir={lower},{layer},{_OPTIONS}"
+        fast = _OPTIONS.format(int(not _has_other_devices(lowers[-1])))
+        options = f"lowerdir={lower},{layer},{fast}"
         status, errors = _run([_PROGRAM, "-o", options, f"{target}/view"], home, pass_fds=passed)
     if status or not _is_mounted(home, target):
         lines = [line for line in errors.splitlines() if not line.startswith("unknown argument")]
@@ -336,6 +341,24 @@ def _start(home: str, target: str, lowers: Sequence[str], writable: bool) -> Non
             reason=f"{_PROGRAM} failed: {reason}",
             remedy=_NAME_REMEDY if _NO_NAME in reason else _MOUNT_REMEDY,
         )
+
+
+def _has_other_devices(directory: str) -> bool:
+    """Return whether something is mounted below a directory, or whether its btrfs subvolume contains others."""
+    top = f"{os.path.realpath(directory)}/"
+    if any(entry.point.startswith(top) for entry in mounts()):
+        return True
+    if filesystem_magic(directory) != _BTRFS:
+        return False
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    found = bytearray(_ROOTREFS_SIZE)
+    try:
+        fcntl.ioctl(fd, _BTRFS_IOC_GET_SUBVOL_ROOTREF, found)
+        return found[-8] > 0
+    except OSError:  # more than fit into the answer, or an old kernel
+        return True
+    finally:
+        os.close(fd)
 
 
 def _unmount(home: str, target: str, *, lazily: bool) -> None:
