@@ -133,5 +133,6 @@ def test_the_database_of_the_winner_is_committed(
     )
     assert document["attempts"][0]["files"] == 2
     assert (project / "store/rows").read_text() == "0\nmigrated\n"
+    assert run("diff", f"{document['fork']}.1").stdout.startswith("Database store: 2 files")
     changes = ask("show", f"{document['fork']}.1")["attempt"]["changes"]
     assert [(change["path"], change["files"]) for change in changes] == [("a.txt", 0), ("store", 2)]

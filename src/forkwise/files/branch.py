@@ -539,9 +539,7 @@ class Branch(Parent):
 
         with self._lock(), Versions(self.target, self.parent.lowers, self.view_kind.mark_prefixes) as versions:
             scan = self._scan_kept(ignore)
-            data = [change for change in scan.delta() if change.files]
-            lines = (f"Database {change.path}: {change.files} files, {change.size} bytes\n" for change in data)
-            return "".join(lines) + unified(file_diffs(versions, scan))
+            return (scan.delta().databases if scan.data else "") + unified(file_diffs(versions, scan))
 
     def _scan_kept(self, ignore: Ignore | None) -> Scan:
         """Scan the changed files that ``ignore``, or what was set, does not leave out. Called under the lock."""

@@ -648,6 +648,8 @@ def diff(first: str, second: str | None, tool: str | None, directory: Path, outp
         sides = [load_side(ledger, workspace, name) for name in (first, second) if name is not None]
         old, new = sides[0], sides[-1]
         text = unified(old.files if old is new else compare_sides(workspace, old, new))
+        if old is new and old.stored is not None:
+            text = old.stored.delta.databases + text
     stored = [(side.name, side.stored) for side in sides if side.stored is not None]
     if output.as_json:
         output.document(

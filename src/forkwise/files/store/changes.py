@@ -87,6 +87,11 @@ class Delta:
         """Paths that change what the user's machine will run, each with its ``executor``."""
         return tuple((c.path, c.executor) for c in self.changes if c.executor)
 
+    @property
+    def databases(self) -> str:
+        """A line for each data directory of a server that changed, to stand before a diff; empty without any."""
+        return "".join(f"Database {c.path}: {c.files} files, {c.size} bytes\n" for c in self.changes if c.files)
+
     def add(self, changes: Iterable[Change]) -> Delta:
         """Return a delta with further changes."""
         return replace(self, changes=tuple(sorted((*self.changes, *changes), key=lambda c: c.path)))
