@@ -17,7 +17,7 @@ from tests.need import need
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create a home directory with a project, a login and forkwise's state in it."""
-    home = tmp_path / "home"
+    home = tmp_path / "home,a:b"  # with what separates options of a mount
     (home / "work/project").mkdir(parents=True)
     (home / "work/project/a.txt").write_text("one\n")
     (home / ".ssh").mkdir()

@@ -37,6 +37,7 @@ from forkwise.linux.mountinfo import MountEntry, find_entry, parse_mountinfo
 from forkwise.linux.process_id import ProcessId
 from forkwise.linux.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER
+from forkwise.linux.trees import closing_fd, open_root
 from forkwise.sandbox.jail import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUTS, Jail
 from forkwise.sandbox.mounts import HOME_VIEW, Mount
 
@@ -520,7 +521,10 @@ class PrivateMount:
         for view in (m for m in jail.mounts if m.kind == "home" and m.source):
             self.home_layer = view.source
             if os.geteuid() == 0 or namespace.is_entered():
-                self.home_view = OverlayView().premount(view.source, view.lowers[0], HOME_VIEW)
+                # By descriptor, because a path may be long, or contain what separates options.
+                with closing_fd(open_root(view.source)) as layer, closing_fd(open_root(view.lowers[0])) as lower:
+                    paths = (f"/proc/self/fd/{layer}", f"/proc/self/fd/{lower}")
+                    self.home_view = OverlayView().premount(*paths, HOME_VIEW)
                 jail.has_home_fd = self.home_view is not None
 
     def release_views(self) -> None:
