@@ -15,6 +15,7 @@ import click
 import pytest
 
 from forkwise.linux.mountinfo import mounts
+from forkwise.sandbox.confinement import AGENT_CREDENTIALS, CREDENTIAL_STORES
 from tests.need import need
 from tests.unprivileged import UNPRIVILEGED, as_unprivileged, interpreter, readable_copy
 
@@ -245,3 +246,21 @@ def test_worktrees(place: Path, view: str) -> None:
         run("worktree", "remove", path.name, "--force")
     assert not [mount for mount in mounts() if mount.point.startswith(str(place))]
     assert git("worktree", "list").count("\n") == 1
+
+
+@pytest.mark.parametrize("level", ["standard", "strict"])
+def test_credentials_are_hidden(run_unprivileged: Callable[..., tuple[int, str, str]], place: Path, level: str) -> None:
+    tables = [*CREDENTIAL_STORES.values(), *AGENT_CREDENTIALS.values()]
+    paths = sorted({place / path[2:] for paths in tables for path in paths if path.startswith("~/")})
+    assert len(paths) > 50
+    secrets = [path if path.suffix or path.name.startswith(".") else path / "key" for path in paths]
+    for path in [*secrets, place / "visible"]:
+        if not any(parent.is_file() for parent in path.parents) and not path.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("SECRET")
+    subprocess.run(["chown", "-R", f"{UNPRIVILEGED}:{UNPRIVILEGED}", str(place)], check=True)
+    search = f"grep -rls SECRET {place} > found.txt; true"
+    code, out, err = run_unprivileged("run", "--confinement", level, "--quiet", "--", "sh", "-c", search)
+    assert code == 0, (out, err)
+    found = (place / "project/found.txt").read_text().split()
+    assert found == [str(place / "visible")]
