@@ -175,10 +175,10 @@ def test_the_time_of_a_tree_is_limited() -> None:
         model = Brain(decide=spawning(3, lambda asked: call("sleep")))
         branches = [Leaf]
         tools = [sleep]
-        timeout = 0.1
+        timeout = 3  # the branches have begun to sleep by then, also on a busy machine
         max_steps = 2
 
-    with pytest.raises(LimitError, match=r"took more than its 0\.1 seconds") as error:
+    with pytest.raises(LimitError, match="took more than its 3 seconds") as error:
         Parent()()
     assert error.value.limit == "timeout"
     assert ended == ["cancelled"] * 3
