@@ -18,6 +18,7 @@ from bench.rows.live import measure_live
 from bench.rows.live_files import measure_live_files
 from bench.rows.live_fork import measure_live_fork
 from bench.rows.modules import measure_modules
+from bench.rows.network import measure_network
 from bench.rows.preview import measure_preview
 from bench.rows.sandbox import measure_sandbox
 from bench.rows.servers import measure_servers
@@ -37,6 +38,7 @@ ROWS: dict[str, Callable[[Scratch], list[Line]]] = {
     "git-status": measure_git_status,
     "worktree": measure_worktree,
     "sandbox": measure_sandbox,
+    "network": measure_network,
     "preview": measure_preview,
     "servers": measure_servers,
     "explore": measure_explore,

@@ -137,7 +137,7 @@ def test_an_agent_has_its_keys_its_caches_and_a_network(
     assert not list(home.glob("*/by-a-test"))
     with open_ledger(Workspace(project)) as ledger:
         assert "k3y-of-claude" not in "".join(str(event) for event in ledger.events())
-        assert ledger.forks()[0].spec["allowance"]["network"] == "host"
+        assert ledger.forks()[0].spec["allowance"]["network"] == "auto"
 
 
 def test_what_holds_in_a_sandbox_is_not_said_outside_one(

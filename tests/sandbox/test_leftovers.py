@@ -383,8 +383,18 @@ def test_a_process_that_ends_while_a_sandbox_is_planned(monkeypatch: pytest.Monk
 
 
 def test_after_a_way_out_into_the_world(branch: Branch, count: Count) -> None:
+    private = Confinement.standard(network="private")
+    branch.run(["true"], confinement=private, check=True)  # from now on the forkserver keeps a spare network
     before = count.take()
     for _ in range(3):
-        done = branch.run(["true"], confinement=Confinement.standard(network="private"))
-        assert done.returncode == 0
+        branch.run(["true"], confinement=private, check=True)
+    assert count.take() == before
+
+
+def test_after_a_way_out_through_the_proxy(branch: Branch, count: Count) -> None:
+    proxy = Confinement.standard(network="proxy")
+    branch.run(["true"], confinement=proxy, check=True)  # from now on there is a proxy
+    before = count.take()
+    for _ in range(5):
+        branch.run(["true"], confinement=proxy, check=True)
     assert count.take() == before

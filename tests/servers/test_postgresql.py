@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise import Branch, CommitError, Workspace
+from forkwise import Branch, CommitError, Confinement, Workspace
 from forkwise.files.store.branch_info import DataDirectories
 from forkwise.servers.server_file import find_data_directories, read_servers
 from forkwise.servers.server_group import BranchNetwork, ServerGroup
@@ -105,7 +105,7 @@ def fork(project: Path, name: str) -> Branch:
 
 def query(branch: Branch, sql: str) -> str:
     """Run SQL on the database of a branch, with a server that is started for it and stopped cleanly."""
-    network = BranchNetwork("none")
+    network = BranchNetwork(Confinement.standard(network="none"))
     group = ServerGroup(read_servers(branch.workspace.path), branch, space=network.space)
     try:
         group.start()

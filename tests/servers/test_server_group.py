@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from forkwise import Branch, ServerError, Workspace
+from forkwise import Branch, Confinement, ServerError, Workspace
 from forkwise.errors import CommitError
 from forkwise.files.store.branch_info import DataDirectories
 from forkwise.linux.syscalls import mount, umount2
@@ -57,7 +57,7 @@ def branch(tmp_path: Path) -> Iterator[Branch]:
 
 @pytest.fixture
 def network() -> Iterator[BranchNetwork]:
-    made = BranchNetwork("none")
+    made = BranchNetwork(Confinement.standard(network="none"))
     yield made
     made.close()
 

@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +35,18 @@ if TYPE_CHECKING:
 __all__ = [
     "ExploreOptions",
     "ExploreVerb",
+    "allow_host_option",
+    "check_rules",
     "confinement_option",
     "conflict_option",
+    "deny_host_option",
     "detach_option",
     "explore_options",
     "find_judge",
     "find_notice_delay",
     "find_shared_paths",
     "frozen_option",
+    "host_port_option",
     "ignored_option",
     "judge_option",
     "landlock_option",
@@ -57,6 +62,13 @@ _LATE = ("codex", "gemini", "goose")  # streams with the usage at their end
 _TAKES_SEVERAL = ("speculate", "tree", "beam")
 _PROGRAM = re.compile(r"[\w./+@%][\w./+@%-]*")
 _OWN = re.compile(r"[A-Z]+_\*")
+#: Variables that name where a model server is, and what they may name: a URL, or a host and a port.
+_ADDRESS_VARIABLE = re.compile(r".*(?:_BASE_URL|_API_BASE|_ENDPOINT|_BASE|_URL|_HOST)")
+_LOOPBACK_URL = re.compile(
+    r"(?:(?P<scheme>[a-z]+)://)?(?:[^/@]*@)?(?:localhost|127\.\d+\.\d+\.\d+|\[?::1\]?|0\.0\.0\.0)"
+    r"(?::(?P<port>\d{1,5}))?(?:[/?#].*)?\Z",
+    re.IGNORECASE,
+)
 _PLACEHOLDER = re.compile(r"\{(?:prompt|model)\}")
 _TAKES_NUMBER = ("best-of", "tournament", "refine", "playoff")
 _LONGEST_WORD = 128 << 10  # bytes of one argument, of which the kernel takes one less
@@ -108,6 +120,9 @@ class ExploreOptions:
     max_parallel: int | None = None
     confinement: str = "standard"
     network: Network | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    denied_hosts: tuple[str, ...] = ()
+    host_ports: tuple[int, ...] = ()
     landlock_instead: bool = False
     writable: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
@@ -183,6 +198,9 @@ class ExploreOptions:
             max_parallel=self.max_parallel,
             confinement=self.confinement,
             network=self.network,
+            allowed_hosts=self.allowed_hosts,
+            denied_hosts=self.denied_hosts,
+            host_ports=self.host_ports,
             landlock_instead=self.landlock_instead,
             writable=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.writable),
             shown=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.shown),
@@ -358,6 +376,7 @@ class ExploreOptions:
             )
         if self.message is not None and self.git is None and not self.is_exported:
             raise click.UsageError("-m is the message of a git commit: it needs --commit-to-git or --as-branch")
+        check_rules(self.network, self.confinement, (*self.allowed_hosts, *self.denied_hosts), self.host_ports)
         for option, paths in (("--writable", self.writable), ("--show", self.shown)):
             for path in paths:
                 if not os.path.exists(os.path.expanduser(path)):
@@ -410,6 +429,23 @@ class ExploreOptions:
         """Return the directories that the user's configuration shares with attempts; tests get a view of them."""
         return () if self.confinement == "open" else find_shared_paths(self.directory)
 
+    def _find_host_ports(self, agent: Agent) -> tuple[int, ...]:
+        """Find ports of this machine's loopback in the variables that an agent gets: those of its model server."""
+        if self.network in ("host", "none"):
+            return ()
+        passed = [*agent.passes, *(text for text in self.variables if "=" not in text)]
+        variables = {k: v for k, v in os.environ.items() if any(fnmatchcase(k, pattern) for pattern in passed)}
+        variables |= {**agent.environment, **dict(self._variables_with_values())}
+        ports: dict[int, str] = {}
+        for name, value in variables.items():
+            if _ADDRESS_VARIABLE.fullmatch(name) and (port := _find_loopback_port(value)) is not None:
+                ports.setdefault(port, name)
+        for port, name in ports.items():
+            if port not in self.host_ports:
+                message = f"attempts of {agent.name} reach port {port} of this machine, which {name} names"
+                warnings.warn(message, ForkwiseWarning, stacklevel=1)
+        return tuple(ports)
+
     def _build_allowance(self, agent: Agent | None) -> Allowance:
         from forkwise.config.shared_paths import make_shared
         from forkwise.explore.recipe import Allowance
@@ -418,7 +454,8 @@ class ExploreOptions:
         if agent is None:
             return Allowance(passed=tuple(dict.fromkeys(names)), writable=self._shared_paths())
         return Allowance(
-            network="host" if self.network is None else None,
+            network=("host" if self.confinement == "open" else "auto") if self.network is None else None,
+            host_ports=self._find_host_ports(agent),
             writable=(*agent.writable, *self._shared_paths(), *make_shared(agent.shared, agent.source, self.directory)),
             shown=tuple(dict.fromkeys([*agent.credentials, *(login.file for login in agent.paths.logins)])),
             paths=agent.paths,
@@ -452,6 +489,25 @@ def find_shared_paths(workspace: Path) -> tuple[str, ...]:
     from forkwise.git.executable_config import find_config_directory
 
     return make_shared(read_shared_paths(workspace), Path(find_config_directory(), SETTINGS), workspace)
+
+
+def check_rules(network: Network | None, confinement: str, hosts: Sequence[str], host_ports: Sequence[int]) -> None:
+    """Raise UsageError if the network cannot keep the rules of --allow-host, --deny-host and --host-port."""
+    used = network or {"strict": "none", "open": "host"}.get(confinement, "auto")
+    by = f"--network {network}" if network else f"--confinement {confinement}"
+    if hosts and used not in ("auto", "proxy"):
+        raise click.UsageError(f"--allow-host and --deny-host need --network proxy, and {by} is another network")
+    if host_ports and used == "none":
+        raise click.UsageError(f"--host-port needs --network proxy or private, and {by} has no network")
+
+
+def _find_loopback_port(value: str) -> int | None:
+    """Return the port of this machine's loopback that a URL, or a host with a port, names."""
+    found = _LOOPBACK_URL.match(value.strip())
+    if found is None:
+        return None
+    port = int(found["port"]) if found["port"] else {"http": 80, "https": 443}.get((found["scheme"] or "").lower(), 0)
+    return port if 0 < port <= 65535 else None
 
 
 def _fill(command: tuple[str, ...], prompt: str, model: str | None, arguments: Sequence[str]) -> tuple[str, ...]:
@@ -593,11 +649,41 @@ confinement_option = click.option(
 
 network_option = click.option(
     "--network",
-    type=click.Choice(("host", "none", "private")),
-    show_default="set by --confinement",
-    help="Network access.",
+    type=click.Choice(("auto", "host", "none", "private", "proxy")),
+    show_default="auto; none with strict, host with open",
+    help="Network: proxy and private have their own ports and loopback, and reach the outside through a proxy of "
+    "forkwise's or through pasta. auto is proxy where that works, else host: this machine's.",
 )
 """The option ``--network``."""
+
+allow_host_option = click.option(
+    "--allow-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="GLOB",
+    help="Host that may be reached, such as '*.pypi.org'; then no others can be. Repeatable; needs the network proxy.",
+)
+"""The option ``--allow-host``."""
+
+deny_host_option = click.option(
+    "--deny-host",
+    "denied_hosts",
+    multiple=True,
+    metavar="GLOB",
+    help="Host that may not be reached, whatever --allow-host says. Repeatable; needs the network proxy.",
+)
+"""The option ``--deny-host``."""
+
+host_port_option = click.option(
+    "--host-port",
+    "host_ports",
+    multiple=True,
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of this machine's loopback that may be reached, as the same port inside: a database, a model server. "
+    "Repeatable.",
+)
+"""The option ``--host-port``."""
 
 landlock_option = click.option(
     "--landlock-instead",
@@ -792,6 +878,9 @@ _OPTIONS = (
     ),
     confinement_option,
     network_option,
+    allow_host_option,
+    deny_host_option,
+    host_port_option,
     landlock_option,
     click.option(
         "--writable", multiple=True, metavar="PATH", help="Path outside the branch that attempts may write to."

@@ -123,11 +123,13 @@ class Allowance:
     ``writable`` paths that do not exist are ignored. ``shown`` paths are not hidden: an agent's own credentials.
     ``passed`` are the names, as shell patterns, of variables that are passed on although the confinement drops them;
     their values are never stored. ``withheld`` are such patterns of other agents' variables: what looks like a secret
-    and is not ``passed`` is left out of the environment. ``paths`` are the agent's own directories, of which each
+    and is not ``passed`` is left out of the environment. ``host_ports`` are ports of this machine's loopback that they
+    need. ``paths`` are the agent's own directories, of which each
     candidate gets a view.
     """
 
     network: Network | None = None
+    host_ports: tuple[int, ...] = ()
     writable: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
@@ -151,6 +153,7 @@ class Allowance:
         return replace(
             confinement,
             network=self.network or confinement.network,
+            host_ports=tuple(dict.fromkeys((*confinement.host_ports, *self.host_ports))),
             writable=(*confinement.writable, *existing),
             shown=(*confinement.shown, *self.shown),
             branched=(*confinement.branched, *self.paths.branched),
@@ -215,6 +218,7 @@ class Recipe:
     ``n`` attempts in each of ``rounds``.
 
     How they run: ``allowance`` is that of all commands, except those that have their own in ``own_allowances``.
+    Without a ``network``, the confinement ``standard`` has ``auto``.
     ``memory`` and ``cpus`` limit each attempt and each test run; ``SpendLimits`` has the budgets. Candidates, tests and
     the judge start in ``subdirectory`` of the workspace. ``frozen`` is that of the workspace, for resuming. With
     ``servers``, those of the workspace's ``servers.toml`` run in each branch while its candidate runs, and while its
@@ -266,6 +270,9 @@ class Recipe:
     max_parallel: int | None = None
     confinement: str = "standard"
     network: Network | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    denied_hosts: tuple[str, ...] = ()
+    host_ports: tuple[int, ...] = ()
     landlock_instead: bool = False
     writable: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
@@ -305,9 +312,13 @@ class Recipe:
     def build_confinement(self) -> Confinement:
         """Build the confinement of the tests and the judge; candidates get the allowance in addition."""
         preset = Confinement.preset(self.confinement)
+        network = "auto" if self.confinement == "standard" else preset.network
         return replace(
             preset,
-            network=self.network or preset.network,
+            network=self.network or network,
+            allowed_hosts=self.allowed_hosts,
+            denied_hosts=self.denied_hosts,
+            host_ports=self.host_ports,
             landlock_instead=self.landlock_instead,
             writable=(*preset.writable, *self.writable),
             shown=(*preset.shown, *self.shown),

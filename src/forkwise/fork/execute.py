@@ -27,6 +27,7 @@ from forkwise.fork.fault import Fault, find_fault, is_disk_full
 from forkwise.fork.runner import Job
 from forkwise.git.ignore_rules import remember_answers
 from forkwise.git.repository_change import summarize_repositories
+from forkwise.ledger.connections import open_connections
 from forkwise.ledger.logs import AttemptLog, ServerLogs, compress_log
 from forkwise.ledger.stored_changes import save_changes
 from forkwise.ledger.stored_outcomes import save_outcomes
@@ -330,6 +331,7 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
         settings.timeout,
         on_output=output.write,
         on_server_output=logs.write,
+        network_log=lambda: open_connections(attempt.fork.ledger.directory, attempt.id),
     )
     if candidate.argv is not None:
         job = await run_in_thread(_add_environment, job, attempt)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from forkwise.concurrency import CallResult, finish_then_cancel, run_in_thread, try_call
+from forkwise.concurrency import CallResult, finish, finish_then_cancel, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError, ServerError
 from forkwise.fork.agent_paths import AgentPaths, take_logins
 from forkwise.fork.fault import Fault, find_fault
 from forkwise.sandbox.confinement import Confinement
+from forkwise.sandbox.network.gateway import open_network, resolve_network
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.servers.server_group import ServerOutput, serve
 from forkwise.text.redaction import add_secrets
@@ -29,6 +32,7 @@ from forkwise.text.redaction import add_secrets
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.sandbox.context import BranchContext
+    from forkwise.sandbox.network.space import NetworkSpace
     from forkwise.sandbox.process import Finished
     from forkwise.servers.server_file import Server
 
@@ -58,6 +62,7 @@ class Job:
 
     ``environment`` is added to a command's environment, ``writable`` to the paths it may write. ``on_output`` is called
     with ``"stdout"`` or ``"stderr"`` and each piece of its output, ``on_server_output`` with that of its servers.
+    ``network_log`` opens the file that a command's connections are logged in, and returns its descriptor.
     """
 
     branch: Branch
@@ -68,6 +73,7 @@ class Job:
     writable: tuple[str, ...] = ()
     on_output: Callable[[str, bytes], None] | None = None
     on_server_output: ServerOutput | None = None
+    network_log: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,8 @@ class SandboxRunner(Runner):
     value is returned as JSON; a value that JSON cannot express is returned as True or False, its ``bool()``. A job may
     itself branch the workspace that it sees; what it commits there becomes part of its branch.
 
+    The preset ``standard``, given by its name, has the network ``auto``: each command has ports of its own.
+
     ``agent_paths`` says what is taken from the ``branched`` paths of the confinement: refreshed logins when a command
     is over, and sessions of the winner. Commands start in ``subdirectory`` of their branch.
 
@@ -159,6 +167,8 @@ class SandboxRunner(Runner):
         self._servers_use_host = servers_use_host
         self._server_confinement = Confinement.preset(server_confinement)
         base = Confinement.preset(confinement)
+        if confinement == "standard":
+            base = replace(base, network="auto")
         state = {"FORKWISE_STATE": _SANDBOX_STATE} if base.read_only else {}
         self.confinement = replace(base, given={**state, **base.given})
         add_secrets(base.given)
@@ -181,13 +191,17 @@ class SandboxRunner(Runner):
             await finish_then_cancel(run_in_thread(self._agent_paths.prepare, job.branch, paths))
         done: Finished | None = None
         try:
-            async with serve(
-                self._servers,
-                job.branch,
-                confinement=self._server_confinement,
-                uses_host_network=self._servers_use_host,
-                on_output=job.on_server_output,
-            ) as group:
+            async with (
+                self._open_network(confinement, job) as space,
+                serve(
+                    self._servers,
+                    job.branch,
+                    confinement=self._server_confinement,
+                    space=space,
+                    uses_host_network=space is None,
+                    on_output=job.on_server_output,
+                ) as group,
+            ):
                 done = await arun_in_branch(
                     job.branch,
                     job.argv,
@@ -217,6 +231,27 @@ class SandboxRunner(Runner):
             fault="sandbox" if done.ending == "killed" and done.limit is None else None,
         )
 
+    @asynccontextmanager
+    async def _open_network(self, confinement: Confinement, job: Job) -> AsyncIterator[NetworkSpace | None]:
+        """Open the network of a command, registered for its branch, until the end of the block; None for the host's."""
+        if self._servers and not self._servers_use_host and confinement.network == "host":
+            confinement = replace(confinement, network="auto")
+        wanted = await finish_then_cancel(run_in_thread(resolve_network, confinement))
+        if wanted.network == "host":
+            yield None
+            return
+        work = run_in_thread(_open_registered, wanted, job)
+        try:
+            space = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            with suppress(ProcessBranchError, OSError):  # the cancellation takes precedence
+                await finish(run_in_thread((await finish(work)).close))
+            raise
+        try:
+            yield space
+        finally:
+            await finish(run_in_thread(space.close))
+
     async def _run_function(self, job: Job, function: Function) -> RunEnd:
         from forkwise.sandbox.context import BranchContext  # noqa: PLC0415 - commands need neither it nor pydantic
 
@@ -236,6 +271,21 @@ class SandboxRunner(Runner):
         success, value, has_score = context.result.value
         value = tuple(value) if has_score else value
         return RunEnd("returned", value, wall=time.monotonic() - started, success=success)
+
+
+def _open_registered(confinement: Confinement, job: Job) -> NetworkSpace:
+    log_fd = -1 if job.network_log is None else job.network_log()
+    try:
+        space = open_network(confinement, log_fd=log_fd)
+    finally:
+        if log_fd >= 0:
+            os.close(log_fd)
+    try:
+        space.register(job.branch)
+    except BaseException:
+        space.close()
+        raise
+    return space
 
 
 def _end_with_error(error: ProcessBranchError | OSError, wall: float) -> RunEnd:

@@ -535,6 +535,7 @@ class Ledger(ABC):
         pruned = [fork_id for fork_id, outermost in root.items() if outermost not in kept]
         if dry_run:
             return pruned
+        from forkwise.ledger.connections import remove_connections  # noqa: PLC0415
         from forkwise.ledger.detached_run import remove_detached_run  # noqa: PLC0415 - a list of forks needs none of these
         from forkwise.ledger.logs import remove_log  # noqa: PLC0415
         from forkwise.ledger.stored_changes import remove_changes  # noqa: PLC0415
@@ -546,6 +547,7 @@ class Ledger(ABC):
                 remove_log(self.directory, attempt.id)
                 remove_changes(self.directory, attempt.id)
                 remove_outcomes(self.directory, attempt.id)
+                remove_connections(self.directory, attempt.id)
         self._delete_forks(pruned)
         return pruned
 

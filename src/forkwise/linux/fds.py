@@ -11,8 +11,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
-__all__ = ["close", "close_all_except", "fork_lock", "pipe", "process_token", "socketpair", "track"]
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ["close", "close_all_except", "fork_lock", "pipe", "process_token", "receive", "socketpair", "track"]
 
 _lock = threading.RLock()
 _held: set[int] = set()
@@ -52,6 +56,16 @@ def socketpair() -> tuple[int, int]:
         both = one.detach(), other.detach()
         _held.update(both)
         return both
+
+
+def receive(opened: socket.socket, size: int, most_fds: int) -> tuple[bytes, list[int]]:
+    """Call socket.recv_fds and register the descriptors that were received."""
+    from socket import recv_fds  # noqa: PLC0415 - as above
+
+    with _lock:
+        message, received, _, _ = recv_fds(opened, size, most_fds)
+        _held.update(received)
+        return message, list(received)
 
 
 def close(*fds: int) -> None:

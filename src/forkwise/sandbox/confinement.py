@@ -24,7 +24,7 @@ __all__ = [
     "Network",
 ]
 
-Network = Literal["host", "none", "private"]
+Network = Literal["auto", "host", "none", "private", "proxy"]
 
 #: Where programs keep credentials, by program. ``~`` is each home directory of the user, ``$NAME`` the value of a
 #: variable that moves a path, and ``*`` matches within a name. SECURITY.md holds the same table.
@@ -243,8 +243,11 @@ class Confinement:
     directory as a whole is shown in that way, below all other paths. forkwise's own state is hidden, except
     ``readable`` paths in it.
 
-    Network: the ``host``'s, ``none`` at all, or a ``private`` one: its own loopback, and an uplink through ``pasta`` or
-    ``slirp4netns`` if one is installed.
+    Network: the ``host``'s, ``none`` at all, or one with its own loopback: ``private`` has an uplink through ``pasta``
+    or ``slirp4netns``, ``proxy`` lets TCP out through a proxy of forkwise's. That one reaches what matches one of the
+    globs ``allowed_hosts``, if there are any, and none of ``denied_hosts``. Of this machine's loopback, both reach only
+    the ``host_ports``, as ports of their own loopback. ``auto`` is ``proxy`` where the machine allows it, and else the
+    host's, with a warning; for functions it is the host's.
 
     Processes: a process sees and signals only those of its sandbox, and all of them end together.
 
@@ -265,6 +268,9 @@ class Confinement:
     hidden: tuple[str, ...] = CREDENTIALS
     shown: tuple[str, ...] = ()
     network: Network = "host"
+    allowed_hosts: tuple[str, ...] = ()
+    denied_hosts: tuple[str, ...] = ()
+    host_ports: tuple[int, ...] = ()
     passed: tuple[str, ...] | None = None
     given: Mapping[str, str] = field(default_factory=dict)
     drops_secrets: bool = False

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,12 @@ class BranchContext:
         self._target = target
         self._branch = workspace if isinstance(workspace, Branch) else None
         self._workspace = os.path.realpath(workspace.workspace.path if isinstance(workspace, Branch) else workspace)
-        self._confinement = Confinement.preset(confinement)
+        wanted = Confinement.preset(confinement)
+        if wanted.network == "proxy":
+            raise NamespaceError(
+                "a function cannot use the network 'proxy', which is for commands: use 'host', 'none' or 'private'"
+            )
+        self._confinement = replace(wanted, network="host") if wanted.network == "auto" else wanted
         self._close_fds = close_fds or self._confinement.name == "strict"
         self._process: SandboxProcess | None = None
         self._answer_fd = -1

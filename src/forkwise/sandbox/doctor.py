@@ -12,24 +12,29 @@ import pwd
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forkwise.errors import NamespaceError
 from forkwise.files.mounted import find_branching_mount
 from forkwise.files.store.state import locate
 from forkwise.files.views import catalogue
 from forkwise.linux.mountinfo import find_entry, mounts
 from forkwise.sandbox.confinement import Confinement
+from forkwise.sandbox.network.gateway import open_network
+from forkwise.sandbox.network.uplink import find_uplink_program
 
 if TYPE_CHECKING:
     from forkwise.files.store.view import Site, View
+    from forkwise.sandbox.confinement import Network
 
 __all__ = [
     "Finding",
     "Report",
     "examine",
     "examine_confinement",
+    "examine_networks",
 ]
 
 
@@ -64,6 +69,7 @@ class Report:
     filesystem: str
     views: list[Finding]
     confinement: list[Finding]
+    networks: list[Finding] = field(default_factory=list)
 
     @property
     def chosen(self) -> str | None:
@@ -89,12 +95,51 @@ def examine(path: str | os.PathLike[str]) -> Report:
         filesystem=_find_filesystem(site.workspace),
         views=_examine_views(site),
         confinement=examine_confinement(site),
+        networks=examine_networks(),
     )
 
 
 def examine_confinement(site: Site) -> list[Finding]:
     """Examine each means of confinement for a workspace."""
     return [*_examine_kernel(site), _examine_cgroups(), *_examine_programs()]
+
+
+def examine_networks() -> list[Finding]:
+    """Examine each network that a sandbox can have, by opening it as this user."""
+    shared = "attempts share this machine's ports and loopback; of functions and of the confinement 'open'"
+    return [
+        Finding("proxy", *_try_network("proxy")),
+        Finding("private", *_try_network("private")),
+        Finding("none", *_try_network("none")),
+        Finding("host", True, shared),
+    ]
+
+
+def _try_network(network: Network) -> tuple[bool, str, str]:
+    """Open a network. Return whether that works, what it is or why it failed, and a remedy."""
+    user = _user_name()
+    try:
+        with open_network(Confinement.standard(network=network)) as space:
+            if network == "none":
+                return True, f"for {user}: its own ports, and nothing outside", ""
+            if network == "private":
+                return True, f"for {user}: its own ports, and all outgoing traffic through {find_uplink_program()}", ""
+            if space.redirect_problem:
+                detail = f"for {user}: its own ports, and HTTP, HTTPS and SOCKS5 for clients that use HTTPS_PROXY"
+                return True, f"{detail}; others cannot be redirected: {space.redirect_problem}", ""
+            return True, f"for {user}: its own ports, and outgoing TCP; the default of attempts", ""
+    except NamespaceError as error:
+        return False, f"not for {user}: {error}", _find_network_remedy(network)
+
+
+def _find_network_remedy(network: Network) -> str:
+    if network != "private":
+        return _find_namespace_remedy("network")
+    if find_uplink_program() is None:
+        return "install the package passt or slirp4netns, or use the network proxy"
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        return "chmod 666 /dev/net/tun, in a container --device /dev/net/tun, or use the network proxy"
+    return "use the network proxy, which needs no tun device"
 
 
 def _examine_kernel(site: Site) -> list[Finding]:

@@ -80,17 +80,22 @@ class _Server:
         self._pidfd = os.pidfd_open(os.getpid())
         self._prepared: _InitProcess | None = None
         self._last_used: _Namespaces | None = None
+        self._spare: _NetworkServer | None = None
+        self._last_network: _Namespaces | None = None
+
+    def prepare(self, namespaces: _Namespaces) -> None:
+        """Prepare an init process before the first request."""
+        with suppress(OSError):  # reported when a client requests one
+            self._prepared = self._make_init(namespaces)
 
     def serve(self) -> None:
         """Answer requests until the client is gone."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._client_pidfd, select.POLLIN)
-        while self._client_pidfd not in (ready := dict(poll.poll(_IDLE_MS if self._last_used is not None else None))):
-            if not ready and self._last_used is not None:
-                with suppress(OSError):  # reported when a client requests one
-                    self._prepared = self._make_init(self._last_used)
-                self._last_used = None
+        while self._client_pidfd not in (ready := dict(poll.poll(_IDLE_MS if self._is_preparing else None))):
+            if not ready and self._is_preparing:
+                self._prepare_next()
                 continue
             message, fds, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE, _MAX_FDS)
             if not message:
@@ -101,10 +106,26 @@ class _Server:
             except OSError as error:
                 answer = {"serial": wanted["serial"], "errno": error.errno, "at": error.filename}
                 self._socket.send(json.dumps(answer).encode())
-                self._last_used = None
+                self._last_used = self._last_network = None
             finally:
                 for fd in fds:
                     os.close(fd)
+
+    @property
+    def _is_preparing(self) -> bool:
+        return self._last_used is not None or self._last_network is not None
+
+    def _prepare_next(self) -> None:
+        """Prepare, while there is nothing else to do, what was requested last."""
+        with suppress(OSError):  # reported when a client requests one
+            if self._last_used is not None:
+                self._prepared = self._make_init(self._last_used)
+            elif self._last_network is not None:
+                self._spare = _NetworkServer(self, self._last_network)
+        if self._last_used is not None:
+            self._last_used = None
+        else:
+            self._last_network = None
 
     def _answer(self, wanted: dict[str, Any], fds: list[int]) -> None:
         """Carry out one request and send the answer. Raises OSError if that fails."""
@@ -113,9 +134,14 @@ class _Server:
             init = self._start_init(_Namespaces(*wanted["namespaces"]), fds)
             socket.send_fds(self._socket, [json.dumps({**answer, "pid": init.pid}).encode()], [init.pidfd])
             init.close()
-        elif kind == "socket":
-            with socket.socket(*wanted["socket"]) as opened:
-                socket.send_fds(self._socket, [json.dumps(answer).encode()], [opened.fileno()])
+        elif kind == "sockets":
+            opened: list[socket.socket] = []
+            try:
+                opened += (socket.socket(*arguments) for arguments in wanted["sockets"])
+                socket.send_fds(self._socket, [json.dumps(answer).encode()], [one.fileno() for one in opened])
+            finally:
+                for one in opened:
+                    one.close()
         else:
             pid = self._start_program(wanted["module"], fds) if kind == "program" else self._start_server(wanted, fds)
             pidfd = os.pidfd_open(pid)
@@ -141,41 +167,45 @@ class _Server:
         ``fds[0]`` is the socket on which it serves. Raises OSError unless it is set up.
         """
         client_fd, *entered_fds = fds
-        flags = 0 if entered_fds else CLONE_NEWUSER | CLONE_NEWNET
-        parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with parent_socket:
-            with child_socket:
-                pid = clone(flags)
-                if pid == 0:
-                    parent_socket.close()
-                    self._become_server(client_fd, entered_fds, child_socket)
-            try:
-                if flags:
-                    write_maps(pid, *wanted["maps"])
-                parent_socket.send(b"1")
-                problem = int(parent_socket.recv(32) or errno.ESRCH)
-            except OSError as error:  # the child reads end-of-file and exits
-                raise OSError(error.errno, error.strerror, f"/proc/{pid}/uid_map") from None
-        if problem:
-            raise OSError(problem, os.strerror(problem))
-        return pid
+        namespaces = _Namespaces(*wanted["namespaces"])
+        server = None if entered_fds else self._spare
+        if server is not None:
+            self._spare = None
+        if server is None or not server.is_usable_for(namespaces):
+            server = _NetworkServer(self, namespaces, entered_fds)
+        server.start(client_fd)
+        if not entered_fds:
+            self._last_network = namespaces
+        return server.pid
 
-    def _become_server(self, client_fd: int, entered_fds: list[int], parent_socket: socket.socket) -> NoReturn:
-        """Run the child of ``_start_server``: enter the namespace, report that to the parent, serve."""
+    def become_server(self, server: _NetworkServer, entered_fds: Sequence[int], parent_socket: socket.socket) -> None:
+        """Run a forkserver in a network namespace, in a fork of this process: enter it, report that, serve, exit."""
         try:
             self._detach()
-            if parent_socket.recv(1) == b"1":
-                parent_socket.send(str(_enter_network(entered_fds)).encode())
-                parent_socket.close()
-                for fd in entered_fds:
-                    os.close(fd)
-                # Gaining capabilities in a user namespace cleared both.
-                set_dumpable(True)  # another process of this user enters through /proc
-                die_with_parent()
+            if parent_socket.recv(1) != b"1":
+                return
+            problem = _enter_network(entered_fds)
+            for fd in entered_fds:
+                os.close(fd)
+            # Gaining capabilities in a user namespace cleared both.
+            set_dumpable(True)  # another process of this user enters through /proc
+            die_with_parent()
+            parent_socket.send(str(problem).encode())
+            inner = _Server(parent_socket.fileno(), self._client_pidfd)
+            if not entered_fds:
+                inner.prepare(server.namespaces)
+            message, received, _, _ = socket.recv_fds(parent_socket, 1, 1)
+            if message and received:
+                inner.listen_on(received[0])
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    _Server(client_fd, self._client_pidfd).serve()
+                    inner.serve()
         finally:
             os._exit(0)
+
+    def listen_on(self, client_fd: int) -> None:
+        """Take the socket of the client in place of the present one."""
+        self._socket.close()
+        self._socket = socket.socket(fileno=client_fd)
 
     def _start_program(self, module: str, fds: list[int]) -> int:
         """Start a module of forkwise as a program: call its ``main`` with the descriptors ``fds`` in a fork."""
@@ -196,9 +226,57 @@ class _Server:
         os.close(self._pidfd)
         if self._prepared is not None:
             self._prepared.close()
+        if self._spare is not None:
+            self._spare.close()
 
 
-def _enter_network(entered_fds: list[int]) -> int:
+class _NetworkServer:
+    """A forkserver in a network namespace of its own, waiting for the socket of its client.
+
+    The server keeps a spare one while it is idle, with an init process that has ``namespaces``. With ``entered_fds`` it
+    enters the user and network namespaces behind these descriptors instead.
+    """
+
+    def __init__(self, server: _Server, namespaces: _Namespaces, entered_fds: Sequence[int] = ()) -> None:
+        self.namespaces = namespaces
+        self._socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_socket:
+            self.pid = clone(0 if entered_fds else CLONE_NEWUSER | CLONE_NEWNET)
+            if self.pid == 0:
+                self._socket.close()
+                server.become_server(self, entered_fds, child_socket)
+        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            if not entered_fds:
+                write_maps(self.pid, namespaces.uid_map, namespaces.gid_map)
+            self._socket.send(b"1")
+            problem = int(self._socket.recv(32) or errno.ESRCH)
+        except OSError as error:  # the child reads end-of-file and exits
+            self.close()
+            raise OSError(error.errno, error.strerror, f"/proc/{self.pid}/uid_map") from None
+        if problem:
+            self.close()
+            raise OSError(problem, os.strerror(problem))
+
+    def is_usable_for(self, namespaces: _Namespaces) -> bool:
+        """Return whether it is meant for these namespaces and is alive. Close it if not."""
+        if self.namespaces == namespaces and not _has_exited(self._pidfd):
+            return True
+        self.close()
+        return False
+
+    def start(self, client_fd: int) -> None:
+        """Send it the socket of its client."""
+        socket.send_fds(self._socket, [b"1"], [client_fd])
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection to it. If it has no client yet, it exits."""
+        self._socket.close()
+        os.close(self._pidfd)
+
+
+def _enter_network(entered_fds: Sequence[int]) -> int:
     """Enter the user and network namespaces behind descriptors, or set up new ones. Return 0 or an error's number."""
     try:
         for fd, kind in zip(entered_fds, (CLONE_NEWUSER, CLONE_NEWNET), strict=False):

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from forkwise.sandbox.process import SandboxProcess
 
 __all__ = [
+    "JAIL_FLAGS",
     "PrivateMount",
     "explain_private_temporary",
     "is_private",
@@ -58,11 +59,15 @@ __all__ = [
 ]
 
 
+#: The namespaces of every jail; most have a network namespace too, their own or a shared one.
+JAIL_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
+
 _ALL_IDS = "0 0 4294967295"
 # Kept for root: the capabilities over files (own, read, write), and to kill and switch users.
 _FILE_CAPS = [0, 1, 3, 4, 5, 6, 7]  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID
 _RUNTIME = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/nscd")
 _TEMPORARY = ("/tmp", "/var/tmp")
+_RESOLV_CONF = os.path.join(os.path.dirname(__file__), "network", "resolv.conf")
 _IMPORT_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # forkwise is imported from here
 _SYSTEM_PREFIXES = ("/usr", "/bin", "/sbin", "/lib")  # never links into temporary directories: not worth a stat
 _STATE_ROOT = re.compile(r"forkwise|\.forkwise-\d+")  # directories that hold only state directories of workspaces
@@ -80,14 +85,17 @@ def plan_jail(
     environment: Mapping[str, str],
     *,
     joins_network: bool = False,
+    answers_names: bool = False,
 ) -> Jail:
     """Plan a jail in which ``workspace_path`` is the branch.
 
     ``view_path`` is the host's path of the branch, or None if the branch is mounted inside only. ``joins_network`` says
-    that it is started inside a network namespace, and gets none of its own.
+    that it is started inside a network namespace, and gets none of its own; ``answers_names``, that forkwise answers
+    names in it.
     """
-    flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
-    if confinement.network != "host" and not joins_network:
+    flags = JAIL_FLAGS
+    is_isolated = joins_network or _is_isolated(confinement)
+    if is_isolated and not joins_network:
         flags |= CLONE_NEWNET
     is_root = os.geteuid() == 0
     uid_map, gid_map = map_ids()
@@ -97,7 +105,17 @@ def plan_jail(
     cover = _cover_state(workspace_path, branch, home) if confinement.read_only else []
     home_mounts = [] if home is None else _mount_home(home, workspace_path, branch, confinement, cover)
     try:
-        mounts = _mounts(workspace_path, view_path, branch, confinement, environment, home_mounts, cover)
+        mounts = _mounts(
+            workspace_path,
+            view_path,
+            branch,
+            confinement,
+            environment,
+            home_mounts,
+            cover,
+            is_isolated=is_isolated,
+            answers_names=answers_names,
+        )
     except BaseException:
         for reserved_mount in home_mounts:
             if reserved_mount.kind == "home" and reserved_mount.source:
@@ -111,9 +129,14 @@ def plan_jail(
         uid_map=uid_map,
         gid_map=gid_map,
         keeps_caps=_FILE_CAPS if is_root else [],
-        seccomp=_filter(confinement.name, confinement.network != "host"),
+        seccomp=_filter(confinement.name, is_isolated),
         landlock=_landlock_paths(workspace_path, confinement, home) if confinement.read_only else None,
     )
+
+
+def _is_isolated(confinement: Confinement) -> bool:
+    """Return whether the network is not the host's, which it is for ``auto`` where nothing else was opened."""
+    return confinement.network not in ("host", "auto")
 
 
 def map_ids() -> tuple[str, str]:
@@ -147,7 +170,7 @@ def plan_landlock(view_path: str, temporary: str, confinement: Confinement, envi
             f"{view_path} is on BranchFS, whose control files let any process commit or abort branches: hiding them "
             "needs mount namespaces, which are not available here. Allow those, or use the confinement 'open'"
         )
-    if confinement.network != "host":
+    if _is_isolated(confinement):
         raise NamespaceError(
             f"the network {confinement.network!r} needs network namespaces, which are not available here: "
             "allow them, or use the network 'host'"
@@ -192,6 +215,9 @@ def _mounts(
     environment: Mapping[str, str],
     home_mounts: list[Mount],
     cover: list[Mount],
+    *,
+    is_isolated: bool,
+    answers_names: bool,
 ) -> list[Mount]:
     temporary = f"mode=1777{_size_option(confinement)}"
     home = home_mounts[0].target if home_mounts else None
@@ -240,8 +266,10 @@ def _mounts(
     for path in (p for p in hidden if not _is_inside(workspace_path, p)):
         inside = [m for target, m in kept.items() if _is_inside(target, path) and not _is_inside(path, workspace_path)]
         mounts += [Mount("tmpfs", path, options=_COVER), *inside] if inside else [Mount("mask", path)]
-    if confinement.network != "host":
+    if is_isolated:
         mounts += [Mount("mask", p) for p in _find_bound_sockets() if _is_visible(p, home)]
+    if answers_names and os.path.exists(resolv_conf := os.path.realpath("/etc/resolv.conf")):
+        mounts.append(Mount("bind", resolv_conf, _RESOLV_CONF))
     mounts.append(Mount("proc", "/proc", writable=True, options=" ".join(_find_proc_settings())))
     return mounts
 

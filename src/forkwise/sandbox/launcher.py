@@ -27,6 +27,7 @@ _T = TypeVar("_T")
 
 # Only what the interpreter needs: the init process of a sandbox has the forkserver's environment in its memory.
 _PASSED_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH")
+_MAX_FDS = 16  # in one answer
 _lock = threading.Lock()
 _client: ForkserverClient | None = None
 
@@ -83,64 +84,59 @@ class ForkserverConnection:
             os.write(request_fd, json.dumps({**request, "jail": jail.dump()}).encode())
             namespaces = [jail.flags, jail.uid_map, jail.gid_map]
             wanted = {"kind": "sandbox", "namespaces": namespaces}
-            answer, pidfd = self._ask(wanted, (request_fd, *passed_fds), _build_error)
+            answer, (pidfd,) = self._ask(wanted, (request_fd, *passed_fds), _build_error)
         finally:
             fds.close(request_fd)
         return int(answer["pid"]), pidfd
 
-    def start_server(self, maps: tuple[str, str], passed_fds: Sequence[int]) -> tuple[int, int]:
+    def start_server(self, namespaces: tuple[int, str, str], passed_fds: Sequence[int]) -> tuple[int, int]:
         """Start a forkserver in a network namespace, and return its process number and a pidfd.
 
         ``passed_fds`` are a socket to it and, to enter an existing namespace, descriptors of the user namespace that
-        owns it and of the network namespace. Otherwise both are new, and ``maps`` are those of the users and groups.
+        owns it and of the network namespace. Otherwise both are new. ``namespaces`` are those that the sandboxes in it
+        will have: flags, and the maps of users and groups, which are also those of the new user namespace.
         """
-        answer, pidfd = self._ask({"kind": "server", "maps": maps}, passed_fds, _build_network_error)
+        wanted = {"kind": "server", "namespaces": namespaces}
+        answer, (pidfd,) = self._ask(wanted, passed_fds, _build_network_error)
         return int(answer["pid"]), pidfd
 
     def start_program(self, module: str, passed_fds: Sequence[int]) -> tuple[int, int]:
         """Call ``main`` of a module of forkwise in a fork of the forkserver. Return its process number and a pidfd."""
-        answer, pidfd = self._ask({"kind": "program", "module": module}, passed_fds, _build_program_error)
+        answer, (pidfd,) = self._ask({"kind": "program", "module": module}, passed_fds, _build_program_error)
         return int(answer["pid"]), pidfd
 
-    def open_socket(self, family: int, kind: int, protocol: int = 0) -> int:
-        """Open a socket in the forkserver's network namespace, and return its descriptor."""
-        return self._ask({"kind": "socket", "socket": [family, kind, protocol]}, (), _build_socket_error)[1]
+    def open_sockets(self, *sockets: tuple[int, int, int]) -> list[int]:
+        """Open sockets in the forkserver's network namespace: family, kind, protocol. Return their descriptors."""
+        return self._ask({"kind": "sockets", "sockets": sockets}, (), _build_socket_error)[1]
 
     def _ask(
         self,
         wanted: dict[str, Any],
         passed_fds: Sequence[int],
         build_error: Callable[[dict[str, Any]], Exception],
-    ) -> tuple[dict[str, Any], int]:
-        """Send a request and return its answer with the descriptor that came along."""
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Send a request and return its answer with the descriptors that came along."""
         with self._request_lock:
             self.serial += 1
             serial = self.serial
             socket.send_fds(self.socket, [json.dumps({**wanted, "serial": serial}).encode()], passed_fds)
             while True:
-                answer, received_fd = self._receive()
+                answer, received_fds = self._receive()
                 if answer["serial"] == serial and "errno" not in answer:
-                    return answer, received_fd
-                fds.close(received_fd)  # an answer to a call that was interrupted while it waited
+                    return answer, received_fds
+                fds.close(*received_fds)  # an answer to a call that was interrupted while it waited
                 if answer["serial"] == serial:
                     raise build_error(answer)
 
-    def _receive(self) -> tuple[dict[str, Any], int]:
-        """Return the next answer and the descriptor that comes with it, or -1."""
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        """Return the next answer and the descriptors that come with it."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         poll.poll()
-        message = b""
-
-        def receive() -> int:
-            nonlocal message
-            message, received, _, _ = socket.recv_fds(self.socket, 4096, 1)
-            return received[0] if received else -1
-
-        received_fd = fds.track(receive)
+        message, received = fds.receive(self.socket, 4096, _MAX_FDS)
         if not message:
             raise EOFError
-        return json.loads(message), received_fd
+        return json.loads(message), received
 
     def close(self) -> None:
         """Close the connection: the forkserver ends, and with it every sandbox it made."""

@@ -21,7 +21,7 @@ from forkwise.sandbox.jail import CLONE_NEWPID, Jail
 from forkwise.sandbox.jail_plan import PrivateMount, list_layers, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import ForkserverClient, start_sandbox
 from forkwise.sandbox.limits import Supervision
-from forkwise.sandbox.network.uplink import Uplink
+from forkwise.sandbox.network.gateway import open_network, resolve_network
 from forkwise.sandbox.process import Finished, SandboxProcess, is_refusal
 
 if TYPE_CHECKING:
@@ -113,26 +113,60 @@ def spawn(
     if not argv:
         raise ValueError("there is no command to run: argv is empty")
     wanted = Confinement.preset(confinement)
+    if space is None:
+        wanted = resolve_network(wanted)
+    if space is None and wanted.network in ("private", "proxy"):
+        return _spawn_in_own_network(
+            branch, argv, stdio, confinement=wanted, timeout=timeout, cwd=cwd, env=env, client=client
+        )
     workspace_path = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
     if space is not None:
-        wanted = replace(wanted, network="none")  # that is, not the host's; the space has its own connections
-    options = _StartOptions(branch, wanted, timeout, cwd, client, space)
+        environment |= space.variables
+        wanted = replace(wanted, network="none")  # that is, not the host's: the space has connections of its own
+    start_options = _StartOptions(branch, wanted, timeout, cwd, client, space)
     if wanted.read_only and isinstance(branch, Branch):
         branch.mark_confined()
     try:
         with reserved(branch) as mount:
-            joins = space is not None
-            jail = plan_jail(workspace_path, mount.view_path, branch, wanted, environment, joins_network=joins)
+            jail = plan_jail(
+                workspace_path,
+                mount.view_path,
+                branch,
+                wanted,
+                environment,
+                joins_network=space is not None,
+                answers_names=space is not None and space.answers_names,
+            )
             mount.add_views(jail)
-            return _start(jail, argv, environment, stdio, options, mount)
+            return _start(jail, argv, environment, stdio, start_options, mount)
     except NamespaceError as error:
         if not wanted.landlock_instead or not is_refusal(error.errno):
             raise
     temporary = f"{branch.state_dir.path}/tmp"
     os.makedirs(temporary, mode=0o700, exist_ok=True)
     weaker = plan_landlock(os.fspath(branch.path), temporary, wanted, environment)
-    return _start(weaker, argv, environment | {"TMPDIR": temporary}, stdio, options)
+    return _start(weaker, argv, environment | {"TMPDIR": temporary}, stdio, start_options)
+
+
+def _spawn_in_own_network(
+    branch: Branch | Workspace,
+    argv: Sequence[str],
+    stdio: tuple[int, int, int],
+    *,
+    confinement: Confinement,
+    client: ForkserverClient | None,
+    **options: Any,
+) -> SandboxProcess:
+    """Start a command in a network that belongs to it and ends with it."""
+    space = open_network(confinement, client=client)
+    try:
+        process = spawn(branch, argv, stdio, confinement=confinement, space=space, **options)
+    except BaseException:
+        space.close()
+        raise
+    process.on_close.append(space.close)
+    return process
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +202,6 @@ def _start(
             mount.set_sandbox(process)
         if wanted.confinement.landlock_instead:
             process.wait_until_ready()  # mounts may be refused although the namespaces are allowed
-        if wanted.confinement.network == "private":
-            process.on_close.append(Uplink(process.pid).close)
         process.start_command(start_writer_fd)
     except BaseException:
         process.close()

@@ -14,7 +14,6 @@ import signal
 import socket
 import threading
 import time
-import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -22,14 +21,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
-from forkwise.errors import BranchingError, ForkwiseWarning, NamespaceError, ProcessBranchError, ServerError
+from forkwise.errors import BranchingError, ProcessBranchError, ServerError
 from forkwise.files.store.branch_info import hold_serving
 from forkwise.linux import fds
 from forkwise.linux.directory_user import find_directory_user
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail_plan import is_private
-from forkwise.sandbox.network.space import NetworkSpace
-from forkwise.sandbox.network.uplink import Uplink
+from forkwise.sandbox.network.gateway import open_network
 from forkwise.sandbox.process import signal_name
 from forkwise.sandbox.run import run_in_branch, spawn
 from forkwise.text.clean import clean_text
@@ -37,8 +35,8 @@ from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
-    from forkwise.sandbox.confinement import Network
     from forkwise.sandbox.launcher import ForkserverConnection
+    from forkwise.sandbox.network.space import NetworkSpace
     from forkwise.sandbox.process import SandboxProcess
     from forkwise.servers.server_file import Server
 
@@ -58,28 +56,15 @@ _SNAPSHOTS = ("btrfs",)  # views that have the files of one moment
 
 
 class BranchNetwork:
-    """The network that the sandboxes of one branch share: its own loopback, and outgoing traffic unless ``none``."""
+    """The network that the sandboxes of one branch share: that of ``confinement``, but never the host's."""
 
-    def __init__(self, network: Network, *, client: ForkserverConnection | None = None) -> None:
-        self.space = NetworkSpace(client=client)
-        self._uplink: Uplink | None = None
-        try:
-            if network != "none":
-                self._uplink = Uplink(self.space.pid)
-        except NamespaceError as error:
-            warnings.warn(
-                f"a branch with servers has its own network, and no connections to others here: {error}",
-                ForkwiseWarning,
-                stacklevel=2,
-            )
-        except BaseException:
-            self.space.close()
-            raise
+    def __init__(self, confinement: Confinement, *, client: ForkserverConnection | None = None) -> None:
+        if confinement.network in ("host", "auto"):
+            confinement = replace(confinement, network="proxy")
+        self.space = open_network(confinement, client=client)
 
     def close(self) -> None:
         """End it, with everything that still runs in it."""
-        if self._uplink is not None:
-            self._uplink.close()
         self.space.close()
 
 
@@ -418,7 +403,7 @@ async def serve(
         return
     network: BranchNetwork | None = None
     if space is None and not uses_host_network:
-        network = await finish_then_cancel(run_in_thread(BranchNetwork, Confinement.preset(confinement).network))
+        network = await finish_then_cancel(run_in_thread(BranchNetwork, Confinement.preset(confinement)))
         space = network.space
     group = ServerGroup(servers, branch, confinement=confinement, space=space, on_output=on_output)
     start = run_in_thread(group.start)

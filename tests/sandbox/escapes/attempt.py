@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ATTEMPTS", "BOTH", "NETLESS", "PRELUDE", "Attempt", "attempt"]
+__all__ = ["ATTEMPTS", "BOTH", "ISOLATED", "NETLESS", "PRELUDE", "Attempt", "attempt"]
 
 BOTH = ("standard", "strict")
 NETLESS = ("none", "private", "strict")  # the first two are standard with that network
+ISOLATED = (*NETLESS, "proxy")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.sandbox.escapes.attempt import NETLESS, attempt
+from tests.sandbox.escapes.attempt import ISOLATED, NETLESS, attempt
 
 OWN = "its own network namespace"
 
@@ -15,13 +15,13 @@ for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
     with socket.socket(socket.AF_UNIX, kind) as s:
         want("connected", s.connect, "\\0" + world["abstract"])
 """,
-    under=NETLESS,
+    under=ISOLATED,
     control=True,
 )
 attempt(
     "path socket",
     "connect to Unix sockets of the host in visible directories",
-    "with no network or a private one, the sockets bound when the sandbox starts are covered",
+    "with any network but the host's, the sockets bound when the sandbox starts are covered",
     """
 for path in world["sockets"]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
@@ -29,7 +29,7 @@ for path in world["sockets"]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         want(path, s.connect, "/proc/self/root" + path)
 """,
-    under=NETLESS,
+    under=ISOLATED,
     control=True,
 )
 attempt(
@@ -100,5 +100,41 @@ with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as s:
     if struct.unpack_from("=i", s.recv(4096), 16)[0] == 0:
         got("changed an interface")
 """,
-    under=NETLESS,
+    under=ISOLATED,
+)
+attempt(
+    "loopback through the proxy",
+    "have the proxy connect to the host's loopback, other addresses and metadata services, in many spellings",
+    "the proxy checks names and addresses, and connects to the address that it checked",
+    """
+proxy = ("127.0.0.1", int(os.environ["http_proxy"].rpartition(":")[2]))
+own = socket.gethostname()
+hosts = ["127.0.0.1", "localhost", "LOCALHOST.", "127.1", "0x7f.1", "2130706433", "017700000001", "0", "0.0.0.0", own]
+hosts += ["[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]"]
+hosts += ["a.localhost", "169.254.169.254", "metadata.google.internal", "[fe80::1]", "127.0.0.1%00.example.org"]
+def ask(request):
+    with socket.create_connection(proxy, 20) as s:
+        s.sendall(request)
+        return s.recv(4096)
+for host in hosts:
+    port = world["port"]
+    for head in (f"CONNECT {host}:{port}", f"GET http://{host}:{port}/", f"GET http://example.org@{host}:{port}/"):
+        status = ask(f"{head} HTTP/1.1\\r\\nHost: example.org\\r\\n\\r\\n".encode()).split()[1:2]
+        if status not in ([b"403"], [b"400"], [b"502"]):
+            got(f"{head}: {status}")
+    name = host.strip("[]").encode()
+    if ask(b"\\5\\1\\0\\5\\1\\0\\3" + bytes([len(name)]) + name + port.to_bytes(2, "big"))[2:4] == b"\\5\\0":
+        got(f"socks {host}")
+for address in ("169.254.169.254", "0.0.0.0", "198.18.0.1", "127.0.0.2"):
+    with socket.socket() as s:
+        s.settimeout(20)
+        try:
+            s.connect((address, world["port"]))
+            s.sendall(b"x")
+            if s.recv(1):
+                got(address)
+        except (ConnectionError, OSError):
+            pass
+""",
+    under=("proxy",),
 )

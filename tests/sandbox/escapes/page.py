@@ -21,6 +21,8 @@ _SCOPE = {
     ("strict",): "strict",
     ("none", "private", "strict"): "network none or private, strict",
     ("none", "strict"): "network none, strict",
+    ("none", "private", "strict", "proxy"): "network none, private or proxy, strict",
+    ("proxy",): "network proxy",
 }
 
 

@@ -9,10 +9,14 @@ import click
 
 from forkwise.cli.app import Commands, Exit, json_option, workspace_option
 from forkwise.cli.options import (
+    allow_host_option,
     allow_option,
+    check_rules,
     confinement_option,
     conflict_option,
+    deny_host_option,
     find_shared_paths,
+    host_port_option,
     ignored_option,
     landlock_option,
     network_option,
@@ -325,6 +329,9 @@ def shell(name: str, command: tuple[str, ...], servers: bool, directory: Path, o
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @confinement_option
 @network_option
+@allow_host_option
+@deny_host_option
+@host_port_option
 @landlock_option
 @click.option(
     "--writable", multiple=True, metavar="PATH", help="Path outside the branch that the command may write to."
@@ -354,6 +361,9 @@ def run(
     command: tuple[str, ...],
     confinement: str,
     network: Network | None,
+    allowed_hosts: tuple[str, ...],
+    denied_hosts: tuple[str, ...],
+    host_ports: tuple[int, ...],
     landlock_instead: bool,
     writable: tuple[str, ...],
     shown: tuple[str, ...],
@@ -375,6 +385,7 @@ def run(
     from forkwise.sandbox.confinement import Confinement
     from forkwise.sandbox.limits import Limits
 
+    check_rules(network, confinement, (*allowed_hosts, *denied_hosts), host_ports)
     limits = Limits(memory=memory, processes=processes, cpus=cpus)
     confined = replace(
         Confinement.preset(confinement),
@@ -382,9 +393,12 @@ def run(
         shown=shown,
         limits=limits,
         landlock_instead=landlock_instead,
+        allowed_hosts=allowed_hosts,
+        denied_hosts=denied_hosts,
+        host_ports=host_ports,
     )
-    if network:
-        confined = replace(confined, network=network)
+    if network or confinement == "standard":
+        confined = replace(confined, network=network or "auto")
     return _run_inside(name, command, directory, output, servers=servers, confinement=confined, timeout=timeout)
 
 
@@ -421,7 +435,7 @@ def _run_with_servers(found: Branch, command: tuple[str, ...], options: dict[str
     with ExitStack() as stack:
         client = ForkserverClient(own_session=False)
         stack.callback(client.close)
-        network = BranchNetwork(wanted.network, client=client)
+        network = BranchNetwork(wanted, client=client)
         stack.callback(network.close)
         confinement = "standard" if wanted.name == "open" else wanted
         group = ServerGroup(servers, found, confinement=confinement, space=network.space)

@@ -28,7 +28,7 @@ __all__ = ["doctor"]
 @workspace_option
 @json_option
 def doctor(target: Path | None, repair: bool, dry_run: bool, directory: Path, output: Output) -> int:
-    """Check which views and which sandbox features work here.
+    """Check which views, sandbox features and networks work here.
 
     Each one is really tried, as this user and on DIR (default: the current directory). For those that do not work, the
     report says why and how to enable them. The exit code is 6 if no view works.
@@ -82,6 +82,7 @@ def _print_report(report: Report, output: Output) -> None:
         output.line(f"{name + ':':14}{value}")
     _print_findings("view", report.views, output)
     _print_findings("confinement", report.confinement, output)
+    _print_findings("network", report.networks, output)
 
 
 def _chosen_view(report: Report) -> str:

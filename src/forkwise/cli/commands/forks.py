@@ -165,9 +165,12 @@ def remedy(fork: ForkRecord, directory: Path) -> str:
 @click.option("--output", "printed", is_flag=True, help="Print only the complete output of the attempt.")
 @click.option("--stderr", is_flag=True, help="Print only what the attempt wrote to stderr.")
 @click.option("--server", metavar="NAME", help="Print what a server of the attempt printed; NAME.tests: for its tests.")
+@click.option("--network", is_flag=True, help="List the connections that the attempt asked its network's proxy for.")
 @workspace_option
 @json_option
-def show(name: str, printed: bool, stderr: bool, server: str | None, directory: Path, output: Output) -> None:
+def show(
+    name: str, printed: bool, stderr: bool, server: str | None, network: bool, directory: Path, output: Output
+) -> None:
     """Show the details of a fork, or of one attempt (k3f9ab.2).
 
     For an attempt, these are its failing tests, its changes, its summary if later attempts got one, and the end of its
@@ -180,14 +183,46 @@ def show(name: str, printed: bool, stderr: bool, server: str | None, directory: 
             attempt = ledger.attempt(name)
             if server is not None:
                 _print_server_log(ledger, attempt, server, output)
+            elif network:
+                _show_connections(ledger, attempt, output)
             elif (printed or stderr) and not output.as_json:
                 print_output(_output_of(ledger, attempt, stderr), output)
             else:
                 _show_attempt(ledger, workspace, attempt, output, whole=printed or stderr, stderr=stderr)
-        elif printed or stderr or server is not None:
-            raise click.UsageError(f"only an attempt has output: name one, such as {ledger.fork(name).id}.1")
+        elif printed or stderr or network or server is not None:
+            noun = "connections" if network else "output"
+            raise click.UsageError(f"only an attempt has {noun}: name one, such as {ledger.fork(name).id}.1")
         else:
             show_fork(ledger, ledger.fork(name), directory, output)
+
+
+def _show_connections(ledger: Ledger, attempt: AttemptRecord, output: Output) -> None:
+    """Print the connections of an attempt."""
+    from forkwise.ledger.connections import load_connections
+
+    found = load_connections(ledger.directory, attempt.id)
+    if output.as_json:
+        document = {"connections": [entry.as_json() for entry in found.entries], "left_out": found.left_out}
+        output.document({"attempt": attempt.id, **document})
+        return
+    if not found.entries:
+        output.line(f"{attempt.id} asked for no connection that the proxy of its network has a record of")
+        return
+    rows = [
+        (
+            _time_text(entry.at),
+            "allowed" if entry.allowed else "denied",
+            f"{entry.host}:{entry.port}",
+            entry.kind,
+            str(entry.sent),
+            str(entry.received),
+            entry.problem,
+        )
+        for entry in found.entries
+    ]
+    output.table(("when", "", "to", "how", "sent", "received", "problem"), rows)
+    if found.left_out:
+        output.line(f"and {found.left_out} more")
 
 
 def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output, *, table: bool = True) -> None:

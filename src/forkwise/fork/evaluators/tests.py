@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from forkwise import progress
 from forkwise.concurrency import run_in_thread
-from forkwise.errors import BaselineError, NamespaceError, ProcessBranchError
+from forkwise.errors import BaselineError, ForkwiseWarning, NamespaceError, ProcessBranchError
 from forkwise.files.branch import Branch
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file, span
 from forkwise.fork.evaluation import Evaluation, Evaluator, scratch
@@ -34,6 +35,7 @@ from forkwise.fork.fault import find_fault
 from forkwise.ledger.logs import ServerLogs
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail_plan import explain_private_temporary
+from forkwise.sandbox.network.gateway import explain_refusal
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.servers.server_group import ServerOutput, serve
 from forkwise.testing.baseline import Baseline, TestRun, combine_runs
@@ -117,6 +119,8 @@ class Tests(Evaluator):
         self.timeout = timeout
         self.repeat = repeat
         self.confinement = Confinement.preset(confinement)
+        if confinement == "standard":
+            self.confinement = replace(self.confinement, network="auto")
         self.sealed = sealed
         self.seal = tuple(seal)
         self.held_out = None if held_out is None else os.path.realpath(held_out)
@@ -143,6 +147,12 @@ class Tests(Evaluator):
             baseline = await self._try_canaries(base, baseline)
         doubts = [run.report.doubt or "" for run in baseline.runs]
         problem = next((doubt for doubt in doubts if doubt.startswith(_LATE)), baseline.problem)
+        if not baseline.report.is_pass:
+            cause = await run_in_thread(explain_refusal, self.confinement, baseline.report.output)
+            if cause and problem is None:
+                warnings.warn(cause, ForkwiseWarning, stacklevel=2)
+            elif cause:
+                problem = f"{problem}; {cause}"
         if problem is not None:
             output = baseline.report.output
             raise BaselineError(

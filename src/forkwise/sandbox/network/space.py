@@ -8,8 +8,9 @@ The namespace is owned by a user namespace of its own. Those of the sandboxes ar
 has no rights over the network it is in.
 
 While a space is registered for a branch, the file ``network`` in the branch's home names the forkserver by its process
-number and start time, as ``ProcessId.dump``. Another process of the same user enters through that (``attach``). It must
-not be in a user namespace of its own (``forkwise.linux.namespace``), which would have no rights over this one.
+number and start time, as ``ProcessId.dump``, with the variables that commands need in it. Another process of the same
+user enters through that (``find``). It must not be in a user namespace of its own (``forkwise.linux.namespace``), which
+would have no rights over this one.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from typing import TYPE_CHECKING
 from forkwise.errors import NamespaceError, ProcessBranchError
 from forkwise.linux import fds
 from forkwise.linux.process_id import ProcessId
-from forkwise.sandbox.jail_plan import map_ids
+from forkwise.sandbox.jail_plan import JAIL_FLAGS, map_ids
 from forkwise.sandbox.launcher import ForkserverConnection, use_forkserver
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from forkwise.files.branch import Branch
 
-__all__ = ["NetworkSpace", "find_process"]
+__all__ = ["NetworkSpace", "find_process", "listen_on"]
 
 _NS_GET_USERNS = 0xB701
 _RECORD = "network"  # in a branch's home
@@ -84,11 +85,14 @@ class NetworkSpace:
     @classmethod
     def find(cls, branch: Branch, *, client: ForkserverConnection | None = None) -> NetworkSpace | None:
         """Enter the space that a running program registered for a branch. Return None if there is none."""
-        process = find_process(branch)
-        if process is None:
+        found = _find_record(branch)
+        if found is None:
             return None
+        process, variables, answers_names = found
         try:
-            return cls.attach(process, client=client)
+            space = cls.attach(process, client=client)
+            space.variables, space.answers_names = variables, answers_names
+            return space
         except ProcessBranchError as error:
             if isinstance(error, NamespaceError):
                 raise
@@ -97,11 +101,11 @@ class NetworkSpace:
     def _start(self, entered_fds: Sequence[int], client: ForkserverConnection | None) -> None:
         own_fd, server_fd = fds.socketpair()
         try:
-            passed_fds = (server_fd, *entered_fds)
+            namespaces, passed_fds = (JAIL_FLAGS, *map_ids()), (server_fd, *entered_fds)
             if client is not None:
-                pid, pidfd = client.start_server(map_ids(), passed_fds)
+                pid, pidfd = client.start_server(namespaces, passed_fds)
             else:
-                pid, pidfd = use_forkserver(lambda own: own.start_server(map_ids(), passed_fds))
+                pid, pidfd = use_forkserver(lambda own: own.start_server(namespaces, passed_fds))
         except BaseException:
             fds.close(own_fd)
             raise
@@ -109,6 +113,14 @@ class NetworkSpace:
             fds.close(server_fd)
         self._pidfd = pidfd
         self._records: list[str] = []
+        #: What ends when the space is closed: an uplink, its place in the proxy.
+        self.on_close: list[Callable[[], None]] = []
+        #: Variables that every command in it gets: where its proxy is.
+        self.variables: dict[str, str] = {}
+        #: Whether names are answered inside, on port 53.
+        self.answers_names = False
+        #: Why clients that ignore the variables are not redirected to the proxy.
+        self.redirect_problem = ""
         #: The forkserver inside. Sandboxes that it starts are in this network.
         self.client = ForkserverConnection(own_fd)
         #: The process that holds the namespace.
@@ -121,12 +133,16 @@ class NetworkSpace:
 
     def open_socket(self, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM) -> socket.socket:
         """Open a socket inside. It is used here like any other."""
+        return self.open_sockets((family, kind, 0))[0]
+
+    def open_sockets(self, *sockets: tuple[int, int, int]) -> list[socket.socket]:
+        """Open several sockets inside, each of a family, a kind and a protocol."""
         try:
-            fd = self.client.open_socket(family, kind)
+            opened_fds = self.client.open_sockets(*sockets)
         except (EOFError, ConnectionError) as error:
             raise ProcessBranchError("the network of the branch has ended") from error
-        # From now on the socket closes it; a forked child may have it, as it may have any other socket of the program.
-        return socket.socket(fileno=_untrack(fd))
+        # From now on the objects close them; a forked child may have them, as any other socket of the program.
+        return [socket.socket(fileno=_untrack(fd)) for fd in opened_fds]
 
     def connect(self, port: int, host: str = "127.0.0.1", *, timeout: float | None = None) -> socket.socket:
         """Connect to a server inside. Raises OSError, such as ConnectionRefusedError, if that fails."""
@@ -144,9 +160,7 @@ class NetworkSpace:
         """Listen on a port inside, 0 for any, and return the socket. Who connects to it there is served here."""
         opened = self.open_socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            opened.bind((host, port))
-            opened.listen(backlog)
+            listen_on(opened, port, host, backlog)
         except BaseException:
             opened.close()
             raise
@@ -157,7 +171,7 @@ class NetworkSpace:
         path = f"{branch.home}/{_RECORD}"
         fresh = f"{path}.{secrets.token_hex(4)}"
         with open(fresh, "x") as file:
-            json.dump(self.process.dump(), file)
+            json.dump([self.process.dump(), self.variables, self.answers_names], file)
         os.rename(fresh, path)
         self._records.append(path)
 
@@ -167,9 +181,12 @@ class NetworkSpace:
             return
         for path in self._records:
             with suppress(OSError):
-                if _read_record(path) == self.process:
+                found = _read_record(path)
+                if found is not None and found[0] == self.process:
                     os.unlink(path)
         self._records = []
+        while self.on_close:
+            self.on_close.pop()()
         self.client.close()
         fds.close(self._pidfd)
 
@@ -180,24 +197,39 @@ class NetworkSpace:
         self.close()
 
 
+def listen_on(opened: socket.socket, port: int = 0, host: str = "127.0.0.1", backlog: int = _BACKLOG) -> None:
+    """Bind a socket to a port, 0 for any, and listen."""
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    opened.bind((host, port))
+    opened.listen(backlog)
+
+
 def find_process(branch: Branch) -> ProcessId | None:
     """Return the process that holds the network which is registered for a branch, if it is alive."""
+    found = _find_record(branch)
+    return None if found is None else found[0]
+
+
+def _find_record(branch: Branch) -> tuple[ProcessId, dict[str, str], bool] | None:
+    """Return the record of a branch's network, if the process that holds the network is alive."""
     try:
-        process = _read_record(f"{branch.home}/{_RECORD}")
+        found = _read_record(f"{branch.home}/{_RECORD}")
     except OSError:
         return None
-    return process if process is not None and process.alive else None
+    return found if found is not None and found[0].alive else None
 
 
-def _read_record(path: str) -> ProcessId | None:
+def _read_record(path: str) -> tuple[ProcessId, dict[str, str], bool] | None:
     """Read a record; None if it is cut off or no record."""
     with open(path, "rb") as file:
         text = file.read(_LONGEST_RECORD)
     try:
-        process = ProcessId.load(json.loads(text))
-    except (ValueError, TypeError):
+        dumped, variables, answers_names = json.loads(text)
+        process = ProcessId.load(dumped)
+        environment = {str(name): str(value) for name, value in variables.items()}
+    except (ValueError, TypeError, AttributeError):
         return None
-    return process if process.pid > 0 else None
+    return (process, environment, bool(answers_names)) if process.pid > 0 else None
 
 
 def _untrack(fd: int) -> int:

@@ -1,0 +1,113 @@
+"""The connections that an attempt asked its network's proxy for, kept in the ledger.
+
+``<ledger>/network/<attempt>.jsonl`` has a line of JSON for each, which the proxy appends when the connection ends. The
+proxy keeps a bounded number of them and then counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from forkwise.errors import LedgerError
+from forkwise.text.clean import clean_text, truncate_middle
+
+__all__ = ["Connection", "Connections", "load_connections", "open_connections", "remove_connections"]
+
+_LARGEST_LOG = 16 << 20  # bytes
+_LONGEST_TEXT = 500
+_KINDS = ("http", "connect", "socks", "redirect", "forward")
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One connection: when it was asked for, to where, how, whether it was allowed, and the bytes in each direction.
+
+    ``problem`` says why it was denied or failed.
+    """
+
+    at: float
+    host: str
+    port: int
+    kind: str
+    allowed: bool
+    sent: int
+    received: int
+    problem: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Convert to JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The connections of an attempt in the order in which they were asked for, and how many more there were."""
+
+    entries: tuple[Connection, ...] = ()
+    left_out: int = 0
+
+
+def open_connections(directory: str | os.PathLike[str], attempt: str) -> int:
+    """Open the log of an attempt's connections for appending, and return its descriptor; -1 if the disk is full."""
+    path = _log_path(directory, attempt)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return -1
+
+
+def load_connections(directory: str | os.PathLike[str], attempt: str) -> Connections:
+    """Return the connections of an attempt. Lines that are cut off or damaged are left out."""
+    try:
+        with _log_path(directory, attempt).open("rb") as file:
+            lines = file.read(_LARGEST_LOG).splitlines()
+    except FileNotFoundError:
+        return Connections()
+    entries: list[Connection] = []
+    left_out = 0
+    for line in lines:
+        try:
+            document = json.loads(line)
+            if "left_out" in document:
+                left_out += int(document["left_out"])
+            else:
+                entries.append(_read_entry(document))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            left_out += 1
+    return Connections(tuple(sorted(entries, key=lambda entry: entry.at)), left_out)
+
+
+def _read_entry(document: dict[str, Any]) -> Connection:
+    if document["kind"] not in _KINDS:
+        raise ValueError(document["kind"])
+    return Connection(
+        float(document["at"]),
+        _clean(document["host"]),
+        int(document["port"]),
+        document["kind"],
+        bool(document["allowed"]),
+        int(document["sent"]),
+        int(document["received"]),
+        _clean(document.get("problem", "")),
+    )
+
+
+def _clean(text: object) -> str:
+    return truncate_middle(clean_text(str(text)), _LONGEST_TEXT)
+
+
+def remove_connections(directory: str | os.PathLike[str], attempt: str) -> None:
+    """Delete the log of an attempt's connections."""
+    _log_path(directory, attempt).unlink(missing_ok=True)
+
+
+def _log_path(directory: str | os.PathLike[str], attempt: str) -> Path:
+    if not re.fullmatch(r"[a-z0-9]+\.[0-9]+", attempt):
+        raise LedgerError(f"{attempt!r} is not the id of an attempt, such as k3f9ab.2", subject=attempt)
+    return Path(directory, "network", f"{attempt}.jsonl")
