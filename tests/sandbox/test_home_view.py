@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -195,6 +196,7 @@ def test_nothing_is_left_after_a_kill(workspace: Workspace, home: Path) -> None:
 
 NESTED = """
 import os
+import shutil
 from forkwise import Confinement, Workspace
 
 os.environ["FORKWISE_STATE"] = "/tmp/.forkwise"
@@ -214,3 +216,21 @@ def test_nested_sandboxes_share_the_view(workspace: Workspace, home: Path) -> No
         assert branch.run(["cat", str(home / "inner")], text=True).stdout == "inner\n"
         branch.abort()
     assert not (home / "inner").exists()
+
+
+@pytest.mark.integration
+def test_package_managers_write_their_caches(workspace: Workspace, home: Path) -> None:
+    need(shutil.which("npm") is not None, "npm is not installed")
+    (workspace.path / "package").mkdir()
+    (workspace.path / "package/package.json").write_text('{"name": "sample", "version": "1.0.0"}')
+    before = _list(home)
+    script = (
+        f"cd package && npm pack --silent && npm cache add ./sample-1.0.0.tgz && npm cache ls && ls ~/.npm/_cacache; \
+        {sys.executable} -m pip config --user set global.timeout 7 && {sys.executable} -m pip config get global.timeout"
+    )
+    with workspace.branch("one", None) as branch:
+        done = branch.run(["sh", "-c", script], text=True, confinement="strict")
+        assert "index-v5" in done.stdout, done
+        assert done.stdout.splitlines()[-1] == "7", done
+        branch.abort()
+    assert _list(home) == before

@@ -5,6 +5,7 @@ This runs in the caller's process, which knows the branch, the environment and t
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import stat
@@ -33,7 +34,7 @@ from forkwise.files.views.overlay import (
 from forkwise.files.workspace import Workspace
 from forkwise.linux import namespace
 from forkwise.linux.landlock import abi, usual_devices
-from forkwise.linux.mountinfo import MountEntry, find_entry, parse_mountinfo
+from forkwise.linux.mountinfo import find_entry, parse_mountinfo
 from forkwise.linux.process_id import ProcessId
 from forkwise.linux.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER
@@ -182,7 +183,7 @@ def plan_landlock(view_path: str, temporary: str, confinement: Confinement, envi
         )
     writable = [view_path, temporary, *confinement.writable_paths(), *usual_devices()]
     home = confinement.find_home(environment)
-    if home is not None and _is_home_view(home, _read_mounts(home)):
+    if home is not None and _find_mounts(home)[0]:
         writable.append(home)
     return Jail(
         flags=0,
@@ -394,11 +395,11 @@ def _mount_home(
     The view belongs to the branch. While one sandbox has it mounted, others get new ones: a layer must not be mounted
     twice. Inside a sandbox that has such a view, that one is shared: overlays nest only two deep.
     """
-    entries = _read_mounts(home)
-    if _is_home_view(home, entries):
+    is_view, points = _find_mounts(home)
+    if is_view:
         return [Mount("bind", home, home, writable=True)]
     apart = [workspace_path, *(m.target for m in cover)]
-    points = sorted({e.point for e in entries if e.point.startswith(f"{home}/") and not _is_inside(e.point, *apart)})
+    points = sorted({point for point in points if not _is_inside(point, *apart)})
     inner = [p for p in points if not any(p.startswith(f"{other}/") for other in points)]
     layer = _reserve_home_layer(branch, home) if isinstance(branch, Branch) else None
     size = _size_option(confinement)
@@ -406,18 +407,21 @@ def _mount_home(
     return [view, *(Mount("submount", point, point) for point in inner)]
 
 
-def _is_home_view(home: str, entries: list[MountEntry]) -> bool:
-    """Return whether a home directory is in a view that an outer sandbox has of its own."""
-    outer = find_entry(home, entries)
-    return outer is not None and outer.source == HOME_VIEW
+def _find_mounts(home: str) -> tuple[bool, list[str]]:
+    """Return whether a home directory is in a view that an outer sandbox has of it, and what is mounted in it.
 
-
-def _read_mounts(home: str) -> list[MountEntry]:
-    """Read those entries of the mount table that matter to a view of the home directory: root may have very many."""
-    escaped = re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", home)
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        lines = [line for line in file if f" {escaped}/" in line or f" {HOME_VIEW} " in line]
-    return parse_mountinfo("".join(lines))
+    The mount table is searched as a whole because root may have a mount for every branch, and none of these matters.
+    """
+    with open("/proc/self/mountinfo", "rb") as file:
+        table = file.read()
+    is_view = False
+    if f" {HOME_VIEW} ".encode() in table:
+        around = find_entry(home, parse_mountinfo(os.fsdecode(table)))
+        is_view = around is not None and around.source == HOME_VIEW
+    escaped = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % found[0][0], os.fsencode(home))
+    points = re.findall(rb"^\S+ \S+ \S+ \S+ (" + re.escape(escaped) + rb"/\S+) ", table, re.MULTILINE)
+    unescape = functools.partial(re.sub, rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]))
+    return is_view, [os.fsdecode(unescape(point)) for point in set(points)]
 
 
 def _find_bound_sockets() -> list[str]:
