@@ -305,9 +305,10 @@ class Fork:
 
     def _watch_edits(self) -> None:
         """Have the kernel report what other programs change in the workspace, if this user may ask for that."""
-        if isinstance(self._parent, Workspace) and self.inside is None and is_ordinary(self._parent.path):
-            watch = EditWatch(self._parent, self.record.generation, self.record_edits)
-            self._open.callback(watch.close)
+        with suppress(OSError):  # the workspace was removed: its attempts fail for that reason
+            if isinstance(self._parent, Workspace) and self.inside is None and is_ordinary(self._parent.path):
+                watch = EditWatch(self._parent, self.record.generation, self.record_edits)
+                self._open.callback(watch.close)
 
     def record_edits(self, paths: Sequence[str]) -> None:
         """Record paths of the workspace that other programs changed. Any thread may call this."""
