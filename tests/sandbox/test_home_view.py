@@ -160,6 +160,24 @@ def test_what_is_mounted_in_the_home_directory_stays_visible(workspace: Workspac
         umount2(str(home / "data"), MNT_DETACH)
 
 
+def test_where_the_state_cannot_hold_a_layer_the_view_is_in_memory(home: Path, tmp_path: Path) -> None:
+    need(os.geteuid() == 0, "only root can mount")
+    for name in ("lower", "upper", "work", "merged"):
+        (tmp_path / name).mkdir()
+    options = ",".join(f"{name}dir={tmp_path}/{name}" for name in ("lower", "upper", "work"))
+    mount("test", str(tmp_path / "merged"), "overlay", 0, options)
+    try:
+        workspace = Workspace(home / "work/project", state=tmp_path / "merged/state", durable=False)
+        with workspace.branch("one", None) as branch:
+            done = branch.run(["sh", "-c", f"{WRITE} cat ~/.profile ~/.npm/y ~/.ssh/id_ed25519"], text=True)
+            assert done.stdout == "export A=1\nB=2\ny\n", done
+            assert branch.run(["sh", "-c", "ls -A ~/.npm"]).returncode  # it ended with the command
+            branch.abort()
+    finally:
+        umount2(str(tmp_path / "merged"), MNT_DETACH)
+    assert not (home / ".npm").exists()
+
+
 def test_the_limit_on_disk_use_counts_the_view(workspace: Workspace) -> None:
     wanted = Confinement.standard(limits=Limits(disk=1 << 20))
     with workspace.branch("one", None) as branch:
