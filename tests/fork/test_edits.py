@@ -28,7 +28,7 @@ def test_edits_are_in_the_ledger_and_shown(workspace: Workspace) -> None:
     assert not fork.edits["more"]
     assert 1 <= len(events) <= 2
     shown = CliRunner().invoke(forkwise_command, ["show", fork.id, "-C", str(workspace.path)])
-    assert "changed in the workspace meanwhile, by other programs: " in shown.stdout, shown
+    assert "Changed in the workspace meanwhile, by other programs: " in shown.stdout, shown
     assert "by an editor" in shown.stdout
 
 
@@ -50,3 +50,13 @@ def test_an_undisturbed_fork_has_none(workspace: Workspace) -> None:
     assert outcome.committed
     with open_ledger(workspace) as ledger:
         assert ledger.forks()[0].edits is None
+
+
+def test_a_directory_is_recorded_once(workspace: Workspace) -> None:
+    with open_ledger(workspace) as ledger:
+        fork = ledger.begin_fork("try", workspace=str(workspace.path), spec={}).id
+        for paths in (["deep", "deep/file"], ["deep/", "a.txt"], ["deep/"]):
+            ledger.record_edits(fork, paths)
+        assert ledger.fork(fork).edits == {"paths": ["deep", "deep/file", "a.txt"], "more": False}
+        assert len(ledger.events(fork=fork)) == 3
+        ledger.abort_fork(fork, "over")

@@ -309,13 +309,13 @@ def edits_text(edits: Mapping[str, Any], *, most: int = _MOST_EDITED) -> str:
     """Format which paths of the workspace other programs changed while a fork ran, ``most`` of them by name.
 
     >>> edits_text({"paths": ["a.txt", "src/", "b", "c", "d"], "more": False})
-    'changed in the workspace meanwhile, by other programs: a.txt, src/, b and 2 more'
+    'Changed in the workspace meanwhile, by other programs: a.txt, src/, b and 2 more'
     """
     paths = edits["paths"]
     left = len(paths) - most
     more = "" if left <= 0 and not edits["more"] else f" and {'at least ' if edits['more'] else ''}{max(left, 1)} more"
     names = ", ".join(printable(path) for path in paths[:most])
-    return f"changed in the workspace meanwhile, by other programs: {names}{more}"
+    return f"Changed in the workspace meanwhile, by other programs: {names}{more}"
 
 
 def _is_useful(column: str, cells: set[str]) -> bool:

@@ -218,7 +218,8 @@ class Ledger(ABC):
             record = self.fork(fork)
             known = record.edits or {"paths": [], "more": False}
             texts = [os.fsencode(path).decode(errors="replace")[:_LONGEST_PATH] for path in paths]
-            new = [text for text in dict.fromkeys(texts) if text not in known["paths"]]
+            names = {path.rstrip("/") for path in known["paths"]}  # of a directory, once with a slash and once without
+            new = [text for text in dict.fromkeys(texts) if text.rstrip("/") not in names]
             kept = [*known["paths"], *new][:_MOST_EDITS]
             edits = {"paths": kept, "more": known["more"] or len(known["paths"]) + len(new) > _MOST_EDITS}
             if edits != known:
