@@ -23,7 +23,8 @@ from typing import Any
 
 import pytest
 
-from forkwise import Branch, Confinement, NamespaceError, Workspace
+from forkwise import Branch, BranchContext, Confinement, NamespaceError, Workspace
+from forkwise.sandbox.network import uplink
 from forkwise.sandbox.network.gateway import open_network
 from forkwise.sandbox.network.space import NetworkSpace
 from tests.counts import rounds
@@ -375,3 +376,19 @@ def test_a_user_without_privileges_has_it_too(mode: str, port: int) -> None:
         command = [interpreter(), "-c", UNPRIVILEGED_PROGRAM, str(home / "project"), mode, f"{SERVER}:{port}"]
         done = subprocess.run(as_unprivileged(command), env=environment, cwd=home, capture_output=True, text=True)
         assert done.stdout.split() == ["own", "200", "403"] * 2, done
+
+
+def test_a_private_network_without_a_program_for_it_is_an_error(
+    branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink, "find_uplink_program", lambda: None)
+    private = Confinement.standard(network="private")
+    with pytest.raises(NamespaceError, match="install the package passt"):
+        branch.run(["true"], confinement=private)
+    with (
+        pytest.raises(NamespaceError, match="install the package passt"),
+        BranchContext(lambda _: 1, branch, confinement=private) as context,
+    ):
+        context.wait(60)
+    with pytest.raises(NamespaceError, match="which is for commands"):
+        BranchContext(lambda _: 1, branch, confinement=PROXY)

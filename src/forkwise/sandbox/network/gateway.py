@@ -23,7 +23,7 @@ from forkwise.linux import fds
 from forkwise.sandbox.launcher import use_forkserver
 from forkwise.sandbox.network.redirect import REDIRECT_NEEDS, redirect_to
 from forkwise.sandbox.network.space import NetworkSpace, listen_on
-from forkwise.sandbox.network.uplink import Uplink, find_uplink_program
+from forkwise.sandbox.network.uplink import Uplink
 
 if TYPE_CHECKING:
     from forkwise.sandbox.confinement import Confinement
@@ -149,11 +149,6 @@ def open_network(
     mode = confinement.network
     if mode in ("host", "auto"):
         raise ValueError(f"the network {mode!r} is no space of its own")
-    if mode == "private" and find_uplink_program() is None:
-        raise NamespaceError(
-            "the network 'private' needs pasta or slirp4netns, and neither is installed: install the package passt or "
-            "slirp4netns, or use the network 'proxy', on the command line --network proxy"
-        )
     space = NetworkSpace(client=client)
     try:
         if mode == "private":

@@ -20,6 +20,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -269,14 +270,12 @@ class _Connection:
 
     def _limit_state(self, time_s: float) -> None:
         """Give up after a time if the state is still the same."""
-        state = self._state
+        state, reference = self._state, weakref.ref(self)  # many short connections must not stay in memory until then
 
         def check() -> None:
-            if self._state == state:
-                if state == "connect":
-                    self._try_next("timed out")
-                else:
-                    self.close()
+            connection = reference()
+            if connection is not None and connection._state == state:
+                connection.close()
 
         self.proxy.call_later(time_s, check)
 
@@ -393,11 +392,12 @@ class _Connection:
         self._refuse(502, f"{self.target.host}:{self.target.port} cannot be reached: {self._problem}")
 
     def _limit_connect(self) -> None:
-        state = self._state
+        state, reference = self._state, weakref.ref(self)
 
         def check() -> None:
-            if self._state == state:
-                self._try_next("timed out")
+            connection = reference()
+            if connection is not None and connection._state == state:
+                connection._try_next("timed out")
 
         self.proxy.call_later(_SETUP_S, check)
 

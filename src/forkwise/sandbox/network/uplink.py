@@ -25,7 +25,7 @@ kill -9 "$!"
 
 
 def find_uplink_program() -> str | None:
-    """Return the program that connects a private network, or None: then there is only a loopback."""
+    """Return the program that connects a private network, or None if none is installed."""
     return next((name for name in ("pasta", "slirp4netns") if shutil.which(name)), None)
 
 
@@ -40,6 +40,11 @@ class Uplink:
             self._start_pasta(pid)
         elif program == "slirp4netns":
             self._start_slirp(pid)
+        else:
+            raise NamespaceError(
+                "the network 'private' needs pasta or slirp4netns, and neither is installed: install the package passt "
+                "or slirp4netns, or use another network, on the command line --network proxy"
+            )
 
     def _start_pasta(self, pid: int) -> None:
         # pasta would never exit: it holds the network namespace open itself. The shell kills it when the pipe on its
