@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-integration crash fuzz check format bench bench-quality clean system screenshots docs dist
+.PHONY: help venv demo agents test test-integration crash fuzz check format bench bench-quality clean system screenshots docs dist
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 19
@@ -46,6 +46,9 @@ venv: $(DEV)  ## create .venv with the development tools
 demo: $(CORE)  ## try four fixes side by side, commit the one that passes the tests, undo it
 	@echo "Running the demo"
 	@$(BIN)/python -m tools.demo
+
+agents: $(DEV)  ## run real coding agents, installed from npm, against a scripted model, as root and as another user
+	@$(BIN)/python -m tools.agents
 
 test: system $(DEV) $(DOCS)  ## run the tests, the same way every time (PYTEST_ARGS='-k name' for some)
 	@$(BIN)/python scripts/run-tests $(PYTEST_ARGS)
