@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from forkwise import Workspace
+from forkwise import Confinement, Workspace
 from forkwise.cli import forkwise_command
 from forkwise.preview.listener import PreviewListener
 from forkwise.preview.target import TargetBook, find_target, list_targets
+from forkwise.sandbox.run import spawn
 from tests.fork.kill_at_point import becomes_so
 from tests.preloaded import preloaded_command
 from tests.preview.conftest import SERVE, Serve
@@ -151,6 +153,41 @@ def test_a_fork_is_opened_with_all_its_attempts(workspace: Workspace, serve: Ser
         first.close()
         second.close()
         ledger.abort_fork(fork, "the test is over")
+    assert json.loads(program.communicate(timeout=60)[0]) == {"ended": fork}
+
+
+def test_a_command_in_a_network_of_its_own_is_found(workspace: Workspace) -> None:
+    need_user_namespaces()
+    branch = workspace.branch("try-1")
+    reader, writer = os.pipe()
+    command = [sys.executable, "-c", SERVE, "own", "127.0.0.1", "3000"]
+    process = spawn(branch, command, (0, writer, 2), confinement=Confinement.standard(network="proxy"))
+    os.close(writer)
+    try:
+        with open(reader) as ready:
+            assert ready.readline() == "ready\n"
+        assert [one.port for one in find_target(branch).list_ports()] == [3000]  # and not those of the proxy
+    finally:
+        process.close()
+    assert find_target(branch).process is None
+
+
+def test_an_attempt_is_looked_at_while_it_runs(workspace: Workspace) -> None:
+    need_user_namespaces()
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([preloaded_command(), *words], cwd=workspace.path, stdout=subprocess.PIPE, text=True)
+
+    server = ("python3", "-m", "http.server", "3000")
+    fork = start("best-of", "2", "--detach", "-q", "--", *server).communicate(timeout=60)[0].strip()
+    program = start("open", fork, "--json")
+    assert program.stdout is not None
+    shown = [json.loads(program.stdout.readline())["preview"] for _ in range(2)]
+    assert sorted(one["name"] for one in shown) == [f"{fork}.1", f"{fork}.2"]
+    for one in shown:
+        status, text = get(one["listening_port"], one["label"], one["token"])
+        assert (status, "a.txt" in text) == (200, True)
+    assert ask(workspace, "abort", fork)["aborted"] == fork
     assert json.loads(program.communicate(timeout=60)[0]) == {"ended": fork}
 
 

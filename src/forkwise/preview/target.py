@@ -1,4 +1,4 @@
-"""Target: a branch with a network of its own, as the preview sees it, and the connections into it."""
+"""PreviewTarget: a branch with a network of its own, as the preview sees it, and the connections into it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
     from forkwise.linux.process_id import ProcessId
 
-__all__ = ["Target", "TargetBook", "find_target", "list_targets"]
+__all__ = ["PreviewTarget", "TargetBook", "find_target", "list_targets"]
 
 _CONNECT_TIMEOUT_S = 10.0
 _SPARE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PreviewTarget:
     """A branch, its label, and the process that holds its network; None if nothing runs in it."""
 
     branch: Branch
@@ -48,12 +48,12 @@ class Target:
         return []
 
 
-def find_target(branch: Branch) -> Target:
+def find_target(branch: Branch) -> PreviewTarget:
     """Return a branch as a target, whether or not it has a network now."""
-    return Target(branch, build_label(branch.branch_path, branch.created.isoformat()), find_process(branch))
+    return PreviewTarget(branch, build_label(branch.branch_path, branch.created.isoformat()), find_process(branch))
 
 
-def list_targets(workspace: Workspace) -> Iterator[Target]:
+def list_targets(workspace: Workspace) -> Iterator[PreviewTarget]:
     """Yield the branches that have a network of their own now."""
     for branch in workspace.branches():
         with suppress(BranchNotFoundError):  # dropped meanwhile

@@ -161,6 +161,8 @@ def _spawn_in_own_network(
     """Start a command in a network that belongs to it and ends with it."""
     space = open_network(confinement, client=client)
     try:
+        if isinstance(branch, Branch):
+            space.register(branch)  # for forkwise open
         process = spawn(branch, argv, stdio, confinement=confinement, space=space, **options)
     except BaseException:
         space.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
     from forkwise.ledger.ledger import Ledger
     from forkwise.preview.listener import PreviewListener
-    from forkwise.preview.target import Target
+    from forkwise.preview.target import PreviewTarget
     from forkwise.sandbox.network.ports import ListeningPort
 
 __all__ = ["open_preview", "port"]
@@ -99,7 +99,7 @@ class _Screen:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def show(self, target: Target, one: ListeningPort) -> None:
+    def show(self, target: PreviewTarget, one: ListeningPort) -> None:
         """Print the address of one port."""
         label = f"{target.label}--{one.port}"
         url, output, name = self._listener.format_url(label), self._output, _name_target(target)
@@ -180,7 +180,7 @@ def _find_fork(ledger: Ledger, workspace: Workspace, name: str) -> str | None:
         return None
 
 
-def _find_target(workspace: Workspace, ledger: Ledger, name: str, directory: Path) -> Target:
+def _find_target(workspace: Workspace, ledger: Ledger, name: str, directory: Path) -> PreviewTarget:
     """Return the branch to look into. Raises ClickException, with what to do, if nothing runs in it."""
     from forkwise.fork.stored_fork import branch_of
     from forkwise.preview.target import find_target
@@ -189,15 +189,16 @@ def _find_target(workspace: Workspace, ledger: Ledger, name: str, directory: Pat
     target = find_target(branch)
     if target.process is None:
         shown = branch.branch_path.removeprefix("/main/") if branch.branch_path.count("/") == 2 else branch.branch_path
-        words = ("branch", "run", shown, "--servers", "--", "COMMAND")
+        words = ("branch", "run", shown, "--", "COMMAND")
         raise click.ClickException(
-            f"nothing runs in {name} now, or it uses the host's network: start its servers again with "
-            f"{command_line(directory, *words)}, and open it from another terminal"
+            f"nothing runs in {name} now, or it uses the host's network: start a server there with "
+            f"{command_line(directory, *words)} (with --servers for those of .forkwise/servers.toml), and open it from "
+            "another terminal"
         )
     return target
 
 
-def _choose_port(target: Target, given: int | None, name: str) -> ListeningPort:
+def _choose_port(target: PreviewTarget, given: int | None, name: str) -> ListeningPort:
     """Return the port to open. Raises UsageError if none was given and there is not exactly one."""
     from forkwise.sandbox.network.ports import ListeningPort
 
@@ -253,7 +254,7 @@ def list_open_ports(fork: str | None, directory: Path, output: Output) -> None:
         output.table(("branch", "port", "program", "open it with"), rows, Fit(wrapped=("open it with",)))
 
 
-def _name_target(target: Target) -> str:
+def _name_target(target: PreviewTarget) -> str:
     """Return the attempt's id, or the branch's name or path."""
     path = target.branch.branch_path
     if target.label == target.branch.name:  # only the branches of attempts have their own name as label
@@ -261,7 +262,7 @@ def _name_target(target: Target) -> str:
     return path.removeprefix("/main/") if path.count("/") == 2 else path
 
 
-def _port_record(name: str, target: Target, one: ListeningPort) -> dict[str, Any]:
+def _port_record(name: str, target: PreviewTarget, one: ListeningPort) -> dict[str, Any]:
     return {
         "name": name,
         "branch": target.branch.branch_path,
