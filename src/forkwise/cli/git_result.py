@@ -45,8 +45,7 @@ class GitResult:
     @property
     def command(self) -> str:
         """The command that applies the patch as it is."""
-        words = ["git", "am", *(["--keep-cr"] if self.has_cr else []), self.patch or ""]
-        return shlex.join(words)
+        return f"git am {'--keep-cr ' if self.has_cr else ''}{shlex.quote(self.patch or '')}"
 
 
 @dataclass(frozen=True, slots=True)
