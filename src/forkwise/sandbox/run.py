@@ -21,7 +21,7 @@ from forkwise.sandbox.jail import CLONE_NEWPID, Jail
 from forkwise.sandbox.jail_plan import PrivateMount, list_layers, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import ForkserverClient, start_sandbox
 from forkwise.sandbox.limits import Supervision
-from forkwise.sandbox.network.gateway import open_network, resolve_network
+from forkwise.sandbox.network.gateway import open_network, resolve_network, share_network
 from forkwise.sandbox.process import Finished, SandboxProcess, is_refusal
 
 if TYPE_CHECKING:
@@ -112,12 +112,13 @@ def spawn(
     """
     if not argv:
         raise ValueError("there is no command to run: argv is empty")
-    wanted = Confinement.preset(confinement)
+    requested = wanted = Confinement.preset(confinement)
     if space is None:
         wanted = resolve_network(wanted)
     if space is None and wanted.network in ("private", "proxy"):
+        opened = open_network(wanted, client=client)
         return _spawn_in_own_network(
-            branch, argv, stdio, confinement=wanted, timeout=timeout, cwd=cwd, env=env, client=client
+            branch, argv, stdio, space=opened, confinement=requested, timeout=timeout, cwd=cwd, env=env
         )
     workspace_path = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
@@ -143,6 +144,10 @@ def spawn(
     except NamespaceError as error:
         if not wanted.landlock_instead or not is_refusal(error.errno):
             raise
+    if space is not None and requested.network == "auto":
+        share_network("mounts in namespaces are refused here, and Landlock is used instead")
+        shared = replace(requested, network="host")
+        return spawn(branch, argv, stdio, confinement=shared, timeout=timeout, cwd=cwd, env=env, client=client)
     temporary = f"{branch.state_dir.path}/tmp"
     os.makedirs(temporary, mode=0o700, exist_ok=True)
     weaker = plan_landlock(os.fspath(branch.path), temporary, wanted, environment)
@@ -154,16 +159,14 @@ def _spawn_in_own_network(
     argv: Sequence[str],
     stdio: tuple[int, int, int],
     *,
-    confinement: Confinement,
-    client: ForkserverClient | None,
+    space: NetworkSpace,
     **options: Any,
 ) -> SandboxProcess:
     """Start a command in a network that belongs to it and ends with it."""
-    space = open_network(confinement, client=client)
     try:
         if isinstance(branch, Branch):
             space.register(branch)  # for forkwise open
-        process = spawn(branch, argv, stdio, confinement=confinement, space=space, **options)
+        process = spawn(branch, argv, stdio, space=space, **options)
     except BaseException:
         space.close()
         raise

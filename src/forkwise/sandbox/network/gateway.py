@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forkwise.sandbox.confinement import Confinement
     from forkwise.sandbox.launcher import ForkserverConnection
 
-__all__ = ["explain_refusal", "open_network", "resolve_network"]
+__all__ = ["explain_refusal", "open_network", "resolve_network", "share_network"]
 
 _MODULE = "forkwise.sandbox.network.proxy"
 _NAMES_PORT = 53
@@ -75,10 +75,14 @@ def resolve_network(confinement: Confinement) -> Confinement:
     problem = _find_problem()
     if problem:
         _check_rules(replace(confinement, network="host"), problem)
-        warnings.warn(
-            f"attempts share the network of this machine, and its ports: {problem}", ForkwiseWarning, stacklevel=2
-        )
+        share_network(problem)
     return replace(confinement, network="host" if problem else "proxy")
+
+
+def share_network(problem: str) -> None:
+    """Warn that a command with the network ``auto`` gets the host's, and why."""
+    message = f"attempts share the network of this machine, and its ports: {problem}"
+    warnings.warn(message, ForkwiseWarning, stacklevel=3)
 
 
 def _check_rules(confinement: Confinement, problem: str = "") -> None:
