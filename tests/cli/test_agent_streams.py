@@ -133,6 +133,13 @@ def test_a_budget_in_dollars_ends_all_attempts(run: Run, ask: Ask, install: Call
     assert {attempt["reason"] for attempt in attempts} == {"the budget of $1 was used up ($1.10)"}
 
 
+def test_a_budget_in_dollars_says_what_it_cannot_count(run: Run, install: Callable[[str, str], None]) -> None:
+    used = {"type": "turn.completed", "usage": {"input_tokens": 1000, "output_tokens": 10}}
+    install("codex", f"echo '{json.dumps(used)}'; echo fixed > a.txt")
+    said = run("run", "--budget", "1usd", "--agent", "codex", "fix it")
+    assert "uses is not known: a budget in dollars does not count it" in said.stderr
+
+
 def test_a_budget_of_tokens_ends_one_attempt(run: Run, ask: Ask, install: Callable[[str, str], None]) -> None:
     rest = f"{report_usage(0.1, 'b')}; exec sleep 600"
     install("opencode", f"{report_usage(0.1, 'a')}; echo fixed > a.txt; [ $FORKWISE_ATTEMPT = 1 ] || {{ {rest}; }}")

@@ -12,6 +12,7 @@ import pytest
 
 from forkwise import Branch, ConflictError, Workspace
 from forkwise.errors import CommitError
+from forkwise.files.combine import combine
 from forkwise.files.store.branch_info import DataDirectories
 
 OPEN_FILE = "import os, sys; os.chdir(sys.argv[1]); print('here', flush=True); sys.stdin.read()"
@@ -52,6 +53,26 @@ def test_it_is_one_change_and_one_line_of_a_diff(project: Path) -> None:
     Workspace(project).undo(commit.id)
     assert (project / "data/control").read_text() == "control of the base\n" * 10
     assert not (project / "data/base/new").exists()
+
+
+def test_a_combination_takes_it_from_one_branch(project: Path) -> None:
+    workspace, (one, two, three) = Workspace(project), [fork(project, name) for name in ("one", "two", "three")]
+    for branch, changed in ((one, ("control", "log")), (two, ("control", "base/1"))):
+        for name in changed:
+            (branch.path / "data" / name).write_text(f"{name} of {branch.name}\n")
+    (three.path / "app.py").write_text("three\n")
+
+    mixed = combine(workspace, [one, two, three], "mixed")
+    assert [(clash.path, clash.branches) for clash in mixed.conflicts] == [("data", ("one", "two"))]
+    with pytest.raises(ConflictError):
+        mixed.branch.commit()
+    assert (project / "app.py").read_text() == "one\n"
+    chosen = combine(workspace, [one, two, three], "chosen", prefer={"data": "two"})
+    assert chosen.clean
+    chosen.branch.commit()
+    assert (project / "app.py").read_text() == "three\n"
+    assert (project / "data/base/1").read_text() == "base/1 of two\n"
+    assert (project / "data/log").read_text() == "log of the base\n" * 10
 
 
 @pytest.mark.parametrize("edited", ["data/log", "data/base/2", "data/base/fresh", "data/base/gone"])

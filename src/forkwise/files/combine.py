@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from forkwise.errors import BranchError, BranchStaleError, ConflictError, ForkwiseWarning
 from forkwise.files.commit import check_trust
 from forkwise.files.path_merge import Clash, MergedPath, Metadata, Version, merge_path
-from forkwise.files.store.branch_info import BranchInfo
+from forkwise.files.store.branch_info import BranchInfo, DataDirectories
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
 from forkwise.files.store.overlayfs import mark_origins
@@ -125,11 +125,14 @@ class _Combiner:
     """A run of a combination, from the root directory down.
 
     ``view`` is a descriptor of the new branch's view: a path that is not written yet shows the parent's version, which
-    is the base of every merge.
+    is the base of every merge. ``whole`` are the data directories of servers, each of which is taken from one side.
     """
 
-    def __init__(self, view: int, sides: Sequence[Side], prefer: Mapping[str, Side]) -> None:
+    def __init__(
+        self, view: int, sides: Sequence[Side], prefer: Mapping[str, Side], whole: frozenset[str] = frozenset()
+    ) -> None:
         self.view = view
+        self.whole = whole
         self.sides = sides
         self.prefer = prefer
         self._preferred_names = _names(prefer)
@@ -164,6 +167,8 @@ class _Combiner:
 
     def _combine_path(self, path: str, sides: Sequence[Side]) -> list[tuple[str, Sequence[Side]]]:
         """Decide one path and write it. Return the changed paths directly below it, each with the sides involved."""
+        if path in self.whole and len(sides) > 1:
+            sides = [self._choose_whole(path, sides)]
         base = self._base(path)
         versions = [side.version(base) for side in sides]
         if preferred := self.prefer.get(path):
@@ -181,6 +186,15 @@ class _Combiner:
         names = self._preferred_names.get(path, set()).union(*(side.names.get(path, ()) for side in inside))
         below = [join(path, name) for name in sorted(names, reverse=True)]
         return [(p, [side for side in inside if side.leads_to(p)]) for p in below]
+
+    def _choose_whole(self, path: str, sides: Sequence[Side]) -> Side:
+        """Return the side whose data directory is taken: of two that were changed, no mix is a database."""
+        preferred = self.prefer.get(path)
+        if preferred is not None:
+            return preferred
+        names = tuple(side.name for side in sides)
+        self.clashes.append(Clash(path, "binary", names, "it is the data of a server, which is taken from one branch"))
+        return sides[0]
 
     def _base(self, path: str) -> Version:
         directory, _, name = path.rpartition("/")
@@ -343,10 +357,11 @@ def combine(
     """Create a branch ``name`` of ``parent`` that holds the changes of several of its branches, which are not changed.
 
     Changes to different paths, to different lines of a file, and to a file's mode and its content are combined, and so
-    are identical changes. For other paths ``prefer`` maps the path to the branch whose version is taken; for a
-    directory this covers its existence and its metadata, not the paths inside. A path that is not in ``prefer`` gets
-    the version of the first branch involved and is listed in ``conflicts``; a commit of the new branch refuses it
-    until the file is changed or ``on_conflict`` resolves it.
+    are identical changes. The data directory of a server is taken from one branch. For other paths ``prefer`` maps the
+    path to the branch whose version is taken; for a directory this covers its existence and its metadata, not the paths
+    inside, unless it is a data directory. A path that is not in ``prefer`` gets the version of the first branch
+    involved and is listed in ``conflicts``; a commit of the new branch refuses it until the file is changed or
+    ``on_conflict`` resolves it.
 
     Raises BranchStaleError if a branch has to be rebased first, ConflictError if the same paths were changed in the
     parent since the fork. If it raises, no new branch is left.
@@ -373,10 +388,15 @@ def combine(
             branch.mark_confined()
         if ignored := [source.ignore for source in by_name.values() if source.ignore]:
             branch.set_ignore(ignored[0])
+        data = [source.data_directories for source in by_name.values()]
+        whole = tuple(sorted({path for one in data for path in one.whole}))
+        dropped = tuple(sorted({path for one in data for path in one.dropped}))
+        if whole or dropped:
+            branch.set_data_directories(DataDirectories(whole, dropped))
         with locked(parent.state_dir.state) as lock:
             scans = [(b, scan_sibling(b)) for b in by_name.values()]
             _mark_incomplete(branch, [scan for _, scan in scans])
-            combiner = _run_combiner(view, scans, preferred)
+            combiner = _run_combiner(view, scans, preferred, frozenset(whole))
             repositories = {b.name: found for b, scan in scans if (found := read_repositories(b, scan))}
             if (source := _find_repository_source(scans, combiner, repositories)) is not None:
                 combiner.replaced += copy_repositories(view, *source)
@@ -440,7 +460,9 @@ def _normalize_prefer(prefer: Mapping[str, str], branches: Mapping[str, Branch])
     return {"" if path == "." else path: name for path, name in preferred.items()}
 
 
-def _run_combiner(view: str, scans: Sequence[tuple[Branch, Scan]], prefer: Mapping[str, str]) -> _Combiner:
+def _run_combiner(
+    view: str, scans: Sequence[tuple[Branch, Scan]], prefer: Mapping[str, str], whole: frozenset[str]
+) -> _Combiner:
     with ExitStack() as held:
 
         def root(path: str) -> int:
@@ -449,7 +471,7 @@ def _run_combiner(view: str, scans: Sequence[tuple[Branch, Scan]], prefer: Mappi
             return fd
 
         sides = {b.name: Side(b.name, root(b.target), scan) for b, scan in scans}
-        combiner = _Combiner(root(view), list(sides.values()), {p: sides[name] for p, name in prefer.items()})
+        combiner = _Combiner(root(view), list(sides.values()), {p: sides[name] for p, name in prefer.items()}, whole)
         combiner.run()
         return combiner
 

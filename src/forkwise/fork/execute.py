@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkwise.concurrency import finish, run_in_thread, try_call
-from forkwise.errors import BranchError, BranchingError, BranchNotFoundError, LedgerError
+from forkwise.errors import BranchError, BranchingError, BranchNotFoundError, ForkwiseWarning, LedgerError
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.edits.edit_comparison import find_edits
 from forkwise.files.store.branch_info import DataDirectories
@@ -144,6 +145,7 @@ class SpendBudget:
         self.reason: str | None = None
         self._spent: dict[str, tuple[float, int]] = {}
         self._running: dict[str, asyncio.Task[Any]] = {}
+        self._has_warned = False
 
     @property
     def is_limited(self) -> bool:
@@ -176,6 +178,14 @@ class SpendBudget:
         if amounts == self._spent.get(attempt):
             return
         self._spent[attempt] = amounts
+        if self.limits.is_in_dollars and amounts[1] and cost.get("usd") is None and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the price of what {attempt} uses is not known: a budget in dollars does not count it; name its "
+                "model, or limit tokens",
+                ForkwiseWarning,
+                stacklevel=2,
+            )
         excess = self.limits.find_excess(*amounts, is_attempt=True)
         if excess is not None and attempt in self._running:
             self._running[attempt].cancel(excess)
