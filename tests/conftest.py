@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what root runs a second time, as another user, as integration tests: that takes as long once more."""
     for item in items if os.geteuid() == 0 else ():
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if parameters.get("user") in ("nobody", "unprivileged"):
+        if parameters.get("user") in ("nobody", "unprivileged") or "unprivileged" in item.path.stem:
             item.add_marker(pytest.mark.integration)
 
 

@@ -14,6 +14,8 @@ import pytest
 from forkwise import SandboxRunner, Speculate, Tests, Workspace
 from tests.explore.test_faults import check_faulted
 
+pytestmark = pytest.mark.crash
+
 
 def list_forkservers() -> list[int]:
     """List the forkservers of this process."""

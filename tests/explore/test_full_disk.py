@@ -15,6 +15,8 @@ from forkwise.files.store import trash
 from tests.leftovers import check_ledger
 from tests.need import need
 
+pytestmark = pytest.mark.crash
+
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:

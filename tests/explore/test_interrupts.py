@@ -22,6 +22,8 @@ from forkwise.fork.fork import open_ledger
 from tests.explore.interrupted_program import PHASES, good
 from tests.leftovers import check_nothing_left, children
 
+pytestmark = pytest.mark.crash
+
 ROOT = Path(__file__).parents[2]
 IN_SANDBOXES = {"command", "function", "tests", "nested-command"}
 

@@ -36,6 +36,8 @@ from forkwise import (
 from forkwise.fork.fork import open_ledger
 from forkwise.ledger.logs import read_log
 
+pytestmark = pytest.mark.crash
+
 ISOLATED = {"isolate_processes": True}
 TIMED_OUT = re.compile(r"timed out after [\d.]+ s")
 
