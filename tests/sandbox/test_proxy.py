@@ -212,9 +212,8 @@ def test_a_client_that_ignores_the_variables_is_redirected(branch: Branch, space
     assert "--allow-host denied.org allows it" in done.stdout
     assert done.stdout.split()[-2:] == ["reset", "reset"], done
     space.close()
-    logged = sorted(read_log(log), key=lambda entry: entry["at"])
-    entries = [(entry["host"], entry["port"], entry["kind"], entry["allowed"]) for entry in logged]
-    denied = [("denied.org", 80, "redirect", False), ("192.0.2.77", 443, "redirect", False)]
+    entries = sorted((entry["host"], entry["port"], entry["kind"], entry["allowed"]) for entry in read_log(log))
+    denied = [("192.0.2.77", 443, "redirect", False), ("denied.org", 80, "redirect", False)]
     assert entries == [*denied, ("other.invalid", 443, "redirect", True)]
 
 
