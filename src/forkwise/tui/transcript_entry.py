@@ -6,11 +6,13 @@ first entry, after the first frame.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TypeAlias
 
 from markdown_it import MarkdownIt
 from textual.content import Content
 from textual.highlight import highlight
+from textual.widget import MountError
 from textual.widgets import Markdown, Static
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
@@ -54,7 +56,8 @@ class MarkdownEntry(Markdown):
         piece = self.entry.text[self._length :]
         if piece:
             self._length += len(piece)
-            await self.append(_clean(piece))
+            with suppress(MountError):  # it was removed, or the screen closed, meanwhile
+                await self.append(_clean(piece))
 
 
 class PlainEntry(Static):
