@@ -661,7 +661,7 @@ allow_host_option = click.option(
     "allowed_hosts",
     multiple=True,
     metavar="GLOB",
-    help="Host that may be reached, such as '*.pypi.org'; then no others can be. Repeatable; needs the network proxy.",
+    help="Host that may be reached, such as '*.example.org'; no others can be. Repeatable; needs the network proxy.",
 )
 """The option ``--allow-host``."""
 
