@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forkwise.sandbox.child import block_signals
 from tests.need import need
 from tests.sandbox.child import need_user_namespaces
 
@@ -156,6 +159,24 @@ os.write(2, json.dumps([while_held, after]).encode())
         [sys.executable, "-c", BEGINNING + program, str(tmp_path)], capture_output=True, text=True, timeout=300
     )
     assert json.loads(done.stderr) == [False, True]
+
+
+def test_an_interrupt_while_signals_are_being_blocked_leaves_none_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that arrived just before is handled inside the call that blocks, after it has blocked."""
+    block = signal.pthread_sigmask
+
+    def interrupted(how: int, signals: Iterable[int]) -> set[int]:
+        before = block(how, signals)
+        if how == signal.SIG_BLOCK and signals:
+            raise InterruptedError
+        return before
+
+    monkeypatch.setattr(signal, "pthread_sigmask", interrupted)
+    before = block(signal.SIG_BLOCK, ())
+    with pytest.raises(InterruptedError), block_signals():
+        pass
+    after = block(signal.SIG_SETMASK, before)
+    assert after == before
 
 
 @pytest.mark.parametrize("threads", [0, 2])

@@ -85,8 +85,10 @@ to_json([0])  # the first call imports modules: do it once here, not in every ch
 @contextmanager
 def block_signals() -> Iterator[set[int]]:
     """Block all signals of this thread during the block. Yield those that were blocked before."""
-    before: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS))
+    before: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     try:
+        # Python runs the handler of a signal that came just before once all are blocked; it may raise.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
         yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
