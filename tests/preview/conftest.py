@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from forkwise import Branch, Workspace
+from forkwise import Branch
 from forkwise.sandbox.network.space import NetworkSpace
 from forkwise.sandbox.run import spawn
 from tests.sandbox.child import need_user_namespaces
+from tests.sandbox.conftest import workspace
+
+__all__ = ["serve", "state", "workspace"]
 
 SERVE = """
 import socket, sys
@@ -36,17 +39,10 @@ servers[0].serve_forever()
 Serve = Callable[..., NetworkSpace]
 
 
-@pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
-    """Return the workspace of a small project."""
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the state of forkwise in the test's own directory."""
     monkeypatch.setenv("FORKWISE_STATE", str(tmp_path / "state"))
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "a.txt").write_text("one\n")
-    opened = Workspace(project, durable=False)
-    yield opened
-    for branch in reversed(opened.branches()):
-        branch.abort()
 
 
 @pytest.fixture

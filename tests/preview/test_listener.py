@@ -21,6 +21,7 @@ class Server(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     released = threading.Event()
+    left = threading.Event()
 
     def do_GET(self) -> None:
         if self.headers.get("Upgrade") == "websocket":
@@ -32,6 +33,8 @@ class Server(BaseHTTPRequestHandler):
             self.wfile.write(b"data: 1\n\n")
             self.released.wait(30)
             self.wfile.write(b"data: 2\n\n")
+            assert self.connection.recv(1) == b""
+            self.left.set()
         else:
             self._answer(b"")
 
@@ -74,7 +77,7 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[ThreadingHTTPServer]:
-    Server.released = threading.Event()
+    Server.released, Server.left = threading.Event(), threading.Event()
     with ThreadingHTTPServer(("127.0.0.1", 0), Server) as opened:
         opened.daemon_threads = True
         thread = threading.Thread(target=opened.serve_forever, kwargs={"poll_interval": 0.01})
@@ -239,15 +242,8 @@ def test_an_event_stream_passes_event_by_event_and_ends_with_its_reader(listener
         Server.released.set()
         while b"data: 2\n\n" not in seen:
             seen += client.recv(4096)
-    Server.released.clear()
-    before = threading.active_count()
-    with socket.create_connection(("127.0.0.1", listener.port), 30) as client:
-        client.sendall(request(listener, first="GET /events HTTP/1.1"))
-        client.recv(10)
-        inside = [thread for thread in threading.enumerate() if thread.name == "preview"]
-    for thread in inside[2:]:  # the first listen
-        thread.join(10)
-    assert threading.active_count() <= before + 1  # that of the server, which does not know yet
+        assert not Server.left.is_set()
+    assert Server.left.wait(30), "the server sees that its reader is gone"
 
 
 def test_a_websocket_passes_in_both_directions(listener: PreviewListener) -> None:

@@ -44,6 +44,11 @@ class Tokens:
     cached: int = 0
     written: int = 0
 
+    @classmethod
+    def read(cls, usage: Mapping[str, Any], *names: str) -> Tokens:
+        """Read them from an object of JSON that has them by these names, in the order of the fields."""
+        return cls(*(to_count(usage.get(name)) for name in names))
+
     @property
     def total(self) -> int:
         """All tokens."""

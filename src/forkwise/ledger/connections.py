@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from forkwise.errors import LedgerError
+from forkwise.ledger.records import attempt_file
 from forkwise.text.clean import clean_text, truncate_middle
 
 __all__ = ["Connection", "Connections", "load_connections", "open_connections", "remove_connections"]
@@ -54,7 +52,7 @@ class Connections:
 
 def open_connections(directory: str | os.PathLike[str], attempt: str) -> int:
     """Open the log of an attempt's connections for appending, and return its descriptor; -1 if the disk is full."""
-    path = _log_path(directory, attempt)
+    path = attempt_file(directory, attempt, "network", "jsonl")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -65,7 +63,7 @@ def open_connections(directory: str | os.PathLike[str], attempt: str) -> int:
 def load_connections(directory: str | os.PathLike[str], attempt: str) -> Connections:
     """Return the connections of an attempt. Lines that are cut off or damaged are left out."""
     try:
-        with _log_path(directory, attempt).open("rb") as file:
+        with attempt_file(directory, attempt, "network", "jsonl").open("rb") as file:
             lines = file.read(_LARGEST_LOG).splitlines()
     except FileNotFoundError:
         return Connections()
@@ -104,10 +102,4 @@ def _clean(text: object) -> str:
 
 def remove_connections(directory: str | os.PathLike[str], attempt: str) -> None:
     """Delete the log of an attempt's connections."""
-    _log_path(directory, attempt).unlink(missing_ok=True)
-
-
-def _log_path(directory: str | os.PathLike[str], attempt: str) -> Path:
-    if not re.fullmatch(r"[a-z0-9]+\.[0-9]+", attempt):
-        raise LedgerError(f"{attempt!r} is not the id of an attempt, such as k3f9ab.2", subject=attempt)
-    return Path(directory, "network", f"{attempt}.jsonl")
+    attempt_file(directory, attempt, "network", "jsonl").unlink(missing_ok=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from forkwise.errors import LedgerError
 from forkwise.linux.process_id import ProcessId
 
 __all__ = [
@@ -17,6 +21,7 @@ __all__ = [
     "ForkState",
     "MessageRow",
     "Summary",
+    "attempt_file",
 ]
 
 ForkState = Literal["running", "open", "resolved", "aborted"]
@@ -193,3 +198,10 @@ class ConversationRecord:
     labels: Mapping[str, int] = field(default_factory=dict)
     title: str = ""
     updated: float = 0.0
+
+
+def attempt_file(directory: str | os.PathLike[str], attempt: str, kind: str, suffix: str) -> Path:
+    """Return the path of a file that is kept of an attempt: ``<ledger>/<kind>/<attempt>.<suffix>``."""
+    if not re.fullmatch(r"[a-z0-9]+\.[0-9]+", attempt):
+        raise LedgerError(f"{attempt!r} is not the id of an attempt, such as k3f9ab.2", subject=attempt)
+    return Path(directory, kind, f"{attempt}.{suffix}")

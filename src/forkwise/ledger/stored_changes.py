@@ -10,18 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from forkwise.errors import LedgerError
 from forkwise.files.store.changes import Change, ChangeKind, Delta, EntryType
 from forkwise.files.versions import ChangedFiles, read_changes
 from forkwise.git.repository_change import ReferenceChange, RepositoryChange
+from forkwise.ledger.records import attempt_file
 from forkwise.text.diff import FileDiff, FileVersion, is_text
 from forkwise.text.redaction import process_redactor
 
@@ -81,7 +80,7 @@ def save_changes(directory: str | os.PathLike[str], attempt: str, branch: Branch
     """
     found = read_changes(branch, listed=_MAX_LISTED, files=_MAX_FILES, size=_MAX_CONTENT, file_size=_MAX_FILE)
     content = _encode(found)
-    path = _changes_path(directory, attempt)
+    path = attempt_file(directory, attempt, "changes", "z")
     beside = path.with_suffix(".new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -95,13 +94,13 @@ def save_changes(directory: str | os.PathLike[str], attempt: str, branch: Branch
 
 def has_changes(directory: str | os.PathLike[str], attempt: str) -> bool:
     """Return whether the changes of an attempt are stored."""
-    return _changes_path(directory, attempt).exists()
+    return attempt_file(directory, attempt, "changes", "z").exists()
 
 
 def load_changes(directory: str | os.PathLike[str], attempt: str) -> StoredChanges | None:
     """Return the stored changes of an attempt; None if there are none. Raises LedgerError if they are damaged."""
     try:
-        packed = _changes_path(directory, attempt).read_bytes()
+        packed = attempt_file(directory, attempt, "changes", "z").read_bytes()
     except FileNotFoundError:
         return None
     try:
@@ -116,13 +115,7 @@ def load_changes(directory: str | os.PathLike[str], attempt: str) -> StoredChang
 
 def remove_changes(directory: str | os.PathLike[str], attempt: str) -> None:
     """Delete the stored changes of an attempt."""
-    _changes_path(directory, attempt).unlink(missing_ok=True)
-
-
-def _changes_path(directory: str | os.PathLike[str], attempt: str) -> Path:
-    if not re.fullmatch(r"[a-z0-9]+\.[0-9]+", attempt):
-        raise LedgerError(f"{attempt!r} is not the id of an attempt, such as k3f9ab.2", subject=attempt)
-    return Path(directory, "changes", f"{attempt}.z")
+    attempt_file(directory, attempt, "changes", "z").unlink(missing_ok=True)
 
 
 def _encode(found: ChangedFiles) -> bytes:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 
 from forkwise.errors import LedgerError
+from forkwise.ledger.records import attempt_file
 from forkwise.text.clean import clean_text, truncate_middle
 from forkwise.text.redaction import process_redactor
 
@@ -37,7 +36,7 @@ def save_outcomes(directory: str | os.PathLike[str], attempt: str, outcomes: Map
     redact = process_redactor().redact
     ordered = sorted(outcomes.items(), key=lambda item: item[1] in ("passed", "skipped"))
     kept = {truncate_middle(clean_text(redact(name)), _MAX_NAME): what for name, what in islice(ordered, _MAX_TESTS)}
-    path = _outcomes_path(directory, attempt)
+    path = attempt_file(directory, attempt, "tests", "z")
     beside = path.with_suffix(".new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,7 +50,7 @@ def save_outcomes(directory: str | os.PathLike[str], attempt: str, outcomes: Map
 def load_outcomes(directory: str | os.PathLike[str], attempt: str) -> dict[str, str]:
     """Return the kept outcomes by test id; none if nothing was kept. Raises LedgerError if they are damaged."""
     try:
-        packed = _outcomes_path(directory, attempt).read_bytes()
+        packed = attempt_file(directory, attempt, "tests", "z").read_bytes()
     except FileNotFoundError:
         return {}
     try:
@@ -69,10 +68,4 @@ def load_outcomes(directory: str | os.PathLike[str], attempt: str) -> dict[str, 
 
 def remove_outcomes(directory: str | os.PathLike[str], attempt: str) -> None:
     """Delete the kept outcomes of an attempt."""
-    _outcomes_path(directory, attempt).unlink(missing_ok=True)
-
-
-def _outcomes_path(directory: str | os.PathLike[str], attempt: str) -> Path:
-    if not re.fullmatch(r"[a-z0-9]+\.[0-9]+", attempt):
-        raise LedgerError(f"{attempt!r} is not the id of an attempt, such as k3f9ab.2", subject=attempt)
-    return Path(directory, "tests", f"{attempt}.z")
+    attempt_file(directory, attempt, "tests", "z").unlink(missing_ok=True)

@@ -10,7 +10,6 @@ from forkwise.agents.agent_event import (
     Tokens,
     build_tool_event,
     to_amount,
-    to_count,
     to_line,
     to_table,
     to_text,
@@ -87,12 +86,7 @@ def _read_plan(entries: object) -> Iterator[AgentEvent]:
 def _read_end(data: Mapping[str, Any]) -> Iterator[AgentEvent]:
     usage = to_table(data.get("usage"))
     if usage:
-        tokens = Tokens(
-            to_count(usage.get("inputTokens")),
-            to_count(usage.get("outputTokens")),
-            to_count(usage.get("cachedReadTokens")),
-            to_count(usage.get("cachedWriteTokens")),
-        )
+        tokens = Tokens.read(usage, "inputTokens", "outputTokens", "cachedReadTokens", "cachedWriteTokens")
         yield AgentEvent(kind="usage", tokens=tokens)
     reason = data.get("reason")
     if reason == "end_turn":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from forkwise.agents.agent_event import AgentEvent, Tokens, build_tool_event, to_count, to_line, to_table, to_text
+from forkwise.agents.agent_event import AgentEvent, Tokens, build_tool_event, to_line, to_table, to_text
 
 __all__ = ["STEPS", "read_event"]
 
@@ -52,11 +52,6 @@ def _read_item(item: Mapping[str, Any], *, is_started: bool) -> Iterator[AgentEv
 
 def _read_end(usage: Mapping[str, Any]) -> Iterator[AgentEvent]:
     # OpenAI counts the cached tokens among those of the input.
-    tokens = Tokens(
-        to_count(usage.get("input_tokens")),
-        to_count(usage.get("output_tokens")),
-        to_count(usage.get("cached_input_tokens")),
-        to_count(usage.get("cache_write_input_tokens")),
-    )
+    tokens = Tokens.read(usage, "input_tokens", "output_tokens", "cached_input_tokens", "cache_write_input_tokens")
     yield AgentEvent(kind="usage", tokens=tokens)
     yield AgentEvent(kind="end")

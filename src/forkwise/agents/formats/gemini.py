@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from forkwise.agents.agent_event import AgentEvent, Tokens, build_tool_event, to_count, to_line, to_table, to_text
+from forkwise.agents.agent_event import AgentEvent, Tokens, build_tool_event, to_line, to_table, to_text
 
 __all__ = ["SKIPPED", "read_event"]
 
@@ -50,6 +50,4 @@ def _read_result(data: Mapping[str, Any]) -> Iterator[AgentEvent]:
 
 
 def _read_tokens(usage: Mapping[str, Any]) -> Tokens:
-    return Tokens(
-        to_count(usage.get("input_tokens")), to_count(usage.get("output_tokens")), to_count(usage.get("cached"))
-    )
+    return Tokens.read(usage, "input_tokens", "output_tokens", "cached")

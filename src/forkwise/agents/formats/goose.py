@@ -10,7 +10,6 @@ from forkwise.agents.agent_event import (
     Tokens,
     build_tool_event,
     to_amount,
-    to_count,
     to_line,
     to_table,
     to_text,
@@ -49,11 +48,6 @@ def _read_message(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
 
 
 def _read_end(data: Mapping[str, Any]) -> Iterator[AgentEvent]:
-    tokens = Tokens(
-        to_count(data.get("input_tokens")),
-        to_count(data.get("output_tokens")),
-        to_count(data.get("cache_read_input_tokens")),
-        to_count(data.get("cache_write_input_tokens")),
-    )
+    tokens = Tokens.read(data, "input_tokens", "output_tokens", "cache_read_input_tokens", "cache_write_input_tokens")
     yield AgentEvent(kind="usage", tokens=tokens, usd=to_amount(data.get("cost_usd")))
     yield AgentEvent(kind="end")

@@ -303,14 +303,20 @@ class _Connection:
         elif events & (select.EPOLLERR | select.EPOLLHUP):
             self.close()
 
+    def _receive(self) -> bytes | None:
+        """Return what the client sent: None if nothing yet, empty at its end."""
+        try:
+            return self.client.recv(_READ_SIZE)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
     def _read_request(self) -> None:
         while self._state == "request":
-            try:
-                piece = self.client.recv(_READ_SIZE)
-            except BlockingIOError:
+            piece = self._receive()
+            if piece is None:
                 return
-            except OSError:
-                piece = b""
             if not piece:
                 self.close()
                 return
@@ -469,12 +475,9 @@ class _Connection:
     def _drain(self) -> None:
         """Read what the client still sends: closing a socket with unread data would reset it, and lose the answer."""
         while self._drained < _MOST_DRAINED:
-            try:
-                piece = self.client.recv(_READ_SIZE)
-            except BlockingIOError:
+            piece = self._receive()
+            if piece is None:
                 return
-            except OSError:
-                piece = b""
             if not piece:
                 break
             self._drained += len(piece)
