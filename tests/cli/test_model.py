@@ -121,5 +121,5 @@ def test_ask_without_weights(run: Run) -> None:
 def test_the_command_line_loads_no_agents() -> None:
     code = "import json, sys, forkwise.cli.verbs; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
-    assert "forkwise.cli.commands.model" in loaded
+    assert "forkwise.cli.commands.agent.model" in loaded
     assert not [name for name in loaded if name.startswith(("pydantic_ai", "openai", "forkwise.modules"))]

@@ -30,7 +30,7 @@ from forkwise.ledger.sqlite import open_ledger
 from forkwise.linux.process_id import ProcessId
 
 if TYPE_CHECKING:
-    from forkwise.cli.options import ExploreOptions
+    from forkwise.cli.explore_options import ExploreOptions
     from forkwise.files.workspace import Workspace
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import ForkRecord

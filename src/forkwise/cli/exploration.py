@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Exit, StoppedBySignalError
+from forkwise.cli.explore_options import ExploreOptions, find_notice_delay
 from forkwise.cli.git_result import GitExport, GitResult, trailers_of
-from forkwise.cli.options import ExploreOptions, find_notice_delay
 from forkwise.cli.private_mounts import enter_to_create
 from forkwise.display.board import PACE, Board, attempt_record, usage_text
 from forkwise.display.notice import TerminalNotice

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from forkwise.cli.commands.agent.agents import agents, continue_session
+from forkwise.cli.commands.agent.chat import acp, chat
+from forkwise.cli.commands.agent.model import model
+from forkwise.cli.commands.agent.walk import walk
 from forkwise.cli.commands.branch import branch
-from forkwise.cli.commands.chat import acp, chat
 from forkwise.cli.commands.completion import completion
 from forkwise.cli.commands.decide import abort, combine, pick, resume, wait
 from forkwise.cli.commands.doctor import doctor
@@ -13,10 +15,8 @@ from forkwise.cli.commands.export import export
 from forkwise.cli.commands.fork_report import report
 from forkwise.cli.commands.forks import diff, ls, show, watch
 from forkwise.cli.commands.history import du, gc, judges, log, undo
-from forkwise.cli.commands.model import model
 from forkwise.cli.commands.preview import open_preview, port
 from forkwise.cli.commands.trust import trust
-from forkwise.cli.commands.walk import walk
 from forkwise.cli.commands.worktree import worktree
 from forkwise.cli.root_command import forkwise_command
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Commands, Exit, json_option, workspace_option
+from forkwise.cli.explore_options import check_rules, find_shared_paths
 from forkwise.cli.options import (
     allow_host_option,
     allow_option,
-    check_rules,
     confinement_option,
     conflict_option,
     deny_host_option,
-    find_shared_paths,
     host_port_option,
     ignored_option,
     landlock_option,

@@ -17,12 +17,11 @@ from forkwise.cli.app import (
     stream_option,
     workspace_option,
 )
+from forkwise.cli.explore_options import ExploreOptions, find_notice_delay
 from forkwise.cli.options import (
-    ExploreOptions,
     allow_option,
     conflict_option,
     detach_option,
-    find_notice_delay,
     ignored_option,
     notify_option,
     retest_option,

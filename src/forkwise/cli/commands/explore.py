@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forkwise.cli.options import (
-    ExploreOptions,
-    ExploreVerb,
-    explore_options,
-    find_judge,
-    judge_option,
-    summary_option,
-)
+from forkwise.cli.explore_options import ExploreOptions, find_judge
+from forkwise.cli.options import ExploreVerb, explore_options, judge_option, summary_option
 
 if TYPE_CHECKING:
     from forkwise.explore.recipe import Recipe

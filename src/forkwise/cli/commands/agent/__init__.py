@@ -1,1 +1,1 @@
-"""Commands about the coding agents of this machine and their sessions."""
+"""Commands about agents: chats, conversations, the local model, coding agents and their sessions."""

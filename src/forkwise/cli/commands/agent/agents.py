@@ -138,7 +138,7 @@ def _find_last_uses(directory: Path) -> dict[str, str]:
 
 def _check_agent(name: str, directory: Path, output: Output) -> int:
     from forkwise.cli.app import Exit
-    from forkwise.cli.options import ExploreOptions
+    from forkwise.cli.explore_options import ExploreOptions
     from forkwise.cli.private_mounts import enter_to_create
     from forkwise.files.workspace import Workspace
 
