@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from forkwise import Branch, ConflictError, Workspace
 from forkwise.errors import CommitError
 from forkwise.files.combine import combine
 from forkwise.files.store.branch_info import DataDirectories
+from forkwise.files.undo import rewind_to
 
 OPEN_FILE = "import os, sys; os.chdir(sys.argv[1]); print('here', flush=True); sys.stdin.read()"
 
@@ -34,6 +36,17 @@ def fork(project: Path, name: str = "try", **data: tuple[str, ...]) -> Branch:
     branch = Workspace(project).branch(name, on_success=None, on_error=None)
     branch.set_data_directories(DataDirectories(**(data or {"whole": ("data",)})))
     return branch
+
+
+@contextmanager
+def in_use(directory: Path) -> Iterator[int]:
+    """Run a process that works in a directory, and return its number."""
+    command = [sys.executable, "-ISc", OPEN_FILE, str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+        assert user.stdout is not None
+        user.stdout.readline()
+        yield user.pid
+        user.communicate()
 
 
 def test_it_is_one_change_and_one_line_of_a_diff(project: Path) -> None:
@@ -157,14 +170,35 @@ def test_what_is_dropped_is_in_no_delta_diff_or_commit(project: Path) -> None:
 def test_nothing_is_committed_while_a_process_uses_it(project: Path) -> None:
     branch = fork(project)
     (branch.path / "data/control").write_text("changed by the branch\n")
-    command = [sys.executable, "-ISc", OPEN_FILE, str(project / "data")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
-        assert user.stdout is not None
-        user.stdout.readline()
-        with pytest.raises(CommitError, match=rf"\(process {user.pid}\) uses data.*Stop it"):
-            branch.commit()
-        user.communicate()
+    with in_use(project / "data") as pid, pytest.raises(CommitError, match=rf"\(process {pid}\) uses data.*Stop it"):
+        branch.commit()
     branch.commit()
+
+
+@pytest.mark.parametrize("way", ["undo", "redo", "rewind"])
+def test_nothing_is_undone_while_a_process_uses_it(project: Path, way: str) -> None:
+    workspace, branch = Workspace(project), fork(project)
+    (branch.path / "data/control").write_text("changed by the branch\n")
+    (branch.path / "app.py").write_text("two\n")
+    commit = branch.commit()
+    if way == "redo":
+        commit = workspace.undo()
+    before = (project / "data/control").read_text(), (project / "app.py").read_text()
+    with in_use(project / "data") as pid:
+        with pytest.raises(CommitError, match=rf"not undone.*\(process {pid}\) uses data.*Stop it"):
+            rewind_to(workspace, 0) if way == "rewind" else workspace.undo(commit.id)
+        assert ((project / "data/control").read_text(), (project / "app.py").read_text()) == before
+    workspace.undo(commit.id)
+    assert ((project / "data/control").read_text(), (project / "app.py").read_text()) != before
+
+
+def test_a_commit_that_left_it_alone_is_undone_while_a_process_uses_it(project: Path) -> None:
+    branch = fork(project)
+    (branch.path / "app.py").write_text("two\n")
+    branch.commit()
+    with in_use(project / "data"):
+        Workspace(project).undo()
+    assert (project / "app.py").read_text() == "one\n"
 
 
 def test_a_lock_file_that_a_killed_server_left_does_not_count(project: Path) -> None:

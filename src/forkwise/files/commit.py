@@ -573,4 +573,7 @@ def _record(branch: Branch, resolution: _Resolution, plan: Plan, transaction: Tr
     ]
     for paths in lists.values():
         paths.sort()
+    left = plan.left | resolution.dropped
+    inside = [resolution.scan.find_data(path) for path in resolution.scan.list_data_paths() if path not in left]
+    record.data = sorted({data for data in inside if data is not None})
     return record

@@ -27,6 +27,7 @@ from forkwise.files.store.scan import user_attributes
 from forkwise.files.store.state import StateDir, locked
 from forkwise.files.store.transaction import FIRST_CONTENT_SLOT, Transaction, as_commit_error, check_root, recover
 from forkwise.git.repository_change import RepositoryMerge
+from forkwise.linux.directory_user import find_directory_user
 from forkwise.linux.process_id import ProcessId
 from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.linux.trees import NOT_THERE, join, open_directory, open_root
@@ -67,6 +68,7 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
         records = records_of(state_dir)
         record = _find_record(state_dir, records, number)
         check_root(record, workspace.target, f"commit {record.number} was not undone, nothing was changed")
+        _check_databases(workspace, record)
         runs, metas = invert(_without_contents(record.runs), record.metas)
         restored = Restored(state_dir, records, record.number)
         finished = _finish_time(state_dir, record)
@@ -82,6 +84,19 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
                 )
             metas = [m for meta in metas for m in target.as_now(meta)]
         return _run_undo(workspace, record, runs, metas, target.removed).commit()
+
+
+def _check_databases(workspace: Workspace, record: Record) -> None:
+    """Raise CommitError if a server runs on a data directory that the commit changed: its files would be exchanged."""
+    for data in record.data:
+        user = find_directory_user(os.path.join(workspace.target, data))
+        if user is not None:
+            raise CommitError(
+                f"commit {record.number} was not undone, nothing was changed: {user} uses {data}, which the commit "
+                "changed. Stop it, and undo again; what it wrote there since the commit is then a conflict",
+                branch=record.branch,
+                paths=[data],
+            )
 
 
 def note_repository(
@@ -189,6 +204,7 @@ def _apply_undo(
             added=undone.deleted,
             changed=undone.changed,
             deleted=undone.added,
+            data=undone.data,
         )
         record.repository, record.sentences = merge.done, merge.sentences
         if merge.contents:

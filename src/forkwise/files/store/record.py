@@ -84,7 +84,7 @@ class Record:
     entries in the layer that lose or change some by the commit. ``started`` is the time by the filesystem's clock
     before the first step; ``finished`` returns the time after the last one. ``root`` is the workspace's directory; None
     if the target is a branch. ``repository`` is what was done in git repositories, for an undo, ``sentences`` the same
-    for the user.
+    for the user. ``data`` are the data directories of servers in which it changed something.
     """
 
     number: int
@@ -110,6 +110,7 @@ class Record:
     executable_config: list[tuple[str, str]] = field(default_factory=list)
     repository: list[dict[str, Any]] = field(default_factory=list)
     sentences: list[str] = field(default_factory=list)
+    data: list[str] = field(default_factory=list)
 
     def commit(self, undone_by: int | None = None) -> Commit:
         """Return the commit as a public value."""
@@ -253,7 +254,7 @@ def _parse(data: dict[str, Any], number: int) -> Record:
     for path, marks in check_type(record.marks, list, "marks"):
         check_path(path, "path")
         check_hex_values(marks, is_mark, "marks")
-    for paths in (record.added, record.changed, record.deleted, record.skipped):
+    for paths in (record.added, record.changed, record.deleted, record.skipped, record.data):
         for path in check_type(paths, list, "paths"):
             for name in check_text(path, "path").split("/") if path != "." else ():
                 check_name(name, "path")
