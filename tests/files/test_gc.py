@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +23,12 @@ from forkwise import BranchError, BranchNotFoundError, CommitError, Workspace
 from forkwise.errors import ForkwiseWarning, StateError
 from forkwise.files.store import trash
 from forkwise.files.store.trash import discard
+from forkwise.files.store.view import View
+from forkwise.files.views import view_named
+from forkwise.linux.mountinfo import mounts
 from tests.files.images import mounted_tmpfs
 from tests.files.snapshot import snapshot
+from tests.need import need
 
 Open = Callable[..., Workspace]
 
@@ -157,6 +162,52 @@ def test_a_trial_of_a_view_that_was_killed_goes_with_its_mount(workspace: Worksp
     assert running.exists()
     assert str(trial) not in Path("/proc/self/mountinfo").read_text()
     shutil.rmtree(running)
+
+
+KILLED_IN_A_TRIAL = """
+import os, signal, sys
+from forkwise import Workspace
+from forkwise.files.views import overlay
+
+overlay.umount2 = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+Workspace(sys.argv[1], durable=False).branch("b")
+"""
+
+
+def test_the_next_branch_removes_a_trial_mount_whose_process_was_killed(tmp_path: Path) -> None:
+    need(os.geteuid() == 0, "only root can mount an overlay for all to see")
+    project = tmp_path / "project"
+    project.mkdir()
+    done = subprocess.run([sys.executable, "-c", KILLED_IN_A_TRIAL, str(project)], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    state = Workspace(project).state
+    assert any(m.point.startswith(f"{state}/.probe-") for m in mounts())
+    Workspace(project, durable=False).branch("b").abort()
+    assert [m.point for m in mounts() if m.point.startswith(f"{state}/")] == []
+    assert list(state.glob(".probe-*")) == []
+
+
+def test_threads_that_branch_a_workspace_first_try_its_views_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that went on in one thread while another worked in its branch left its mount when both were killed."""
+    (tmp_path / "project").mkdir()
+    workspace = Workspace(tmp_path / "project", durable=False)
+    tried: list[object] = []
+    threads: list[threading.Thread] = []
+
+    def choose_while_another_starts(site: object) -> View:
+        tried.append(site)
+        if len(tried) == 1:
+            threads.append(threading.Thread(target=workspace.child_view))
+            threads[0].start()
+            threads[0].join(0.05)  # returns early only if the other thread did not wait for this one
+        return view_named("copy")
+
+    monkeypatch.setattr("forkwise.files.workspace.choose", choose_while_another_starts)
+    workspace.child_view()
+    threads[0].join()
+    assert len(tried) == 1
 
 
 def test_the_trash_is_emptied(workspace: Workspace) -> None:

@@ -6,6 +6,7 @@ Any directory will do: nothing has to be mounted or set up. Undo, gc and mounted
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Workspace"]
 
+_choice = threading.Lock()  # one thread tries the views for all that branch a workspace for the first time
 _MANY = 1000  # entries of a workspace that take a moment to copy
 
 
@@ -195,9 +197,11 @@ class Workspace(Parent):
     def child_view(self) -> View:
         """Return the view that a branch created now gets. Internal."""
         if self._view is None:
-            self._view = choose(self.site)
-            if self._view.name == "copy":
-                _warn_of_copies(self.target)
+            with _choice:
+                if self._view is None:
+                    self._view = choose(self.site)
+                    if self._view.name == "copy":
+                        _warn_of_copies(self.target)
         return self._view
 
     def _pool_for(self, view: View) -> BranchPool | None:
@@ -247,3 +251,12 @@ def _recover_if_interrupted(parent: Parent) -> None:
     if parent._is_interrupted:
         with locked(parent.state_dir.state):
             parent._recover()
+
+
+def _reset_lock() -> None:
+    """Replace the lock in a fork of this process: a thread that does not exist there may have held it."""
+    global _choice
+    _choice = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reset_lock)

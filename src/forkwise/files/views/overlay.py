@@ -7,14 +7,15 @@ It is mounted ``volatile``, without syncs, because a branch is speculative and t
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
 import secrets
 import stat
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from forkwise.errors import BranchError, MountError
 from forkwise.files.store import trash
@@ -43,6 +44,7 @@ _SEPARATORS = re.compile(r"[,:\\\s\"]")  # characters that the kernel reads as s
 _MAX_OPTIONS = 3500  # bytes: mount(2) takes one page
 _PRIVATE = "private"  # in a branch's home: the process that has the branch mounted in a private mount namespace
 _RESERVED = "reserved"
+_PROBE = "overlay"  # in the names of homes for trial mounts
 _MAX_OPTION = 250  # bytes: fsconfig(2) takes at most 255
 
 
@@ -53,20 +55,16 @@ class OverlayView(View):
     whole = False
 
     def refusal(self, site: Site) -> Refusal | None:
-        home = f"{site.state}/.probe-{os.getpid()}-{secrets.token_hex(4)}"
-        os.mkdir(home, 0o700)
-        try:
-            self.make(home, [site.workspace])
-            os.setxattr(f"{home}/layer", "user.forkwise", b"y")
-            os.removexattr(f"{home}/layer", "user.forkwise")
-            _mount(home, [site.workspace], writable=True)
-            umount2(f"{home}/view", MNT_DETACH)
-        except OSError as error:
-            return _explain(error, site)
-        finally:
-            parent = open_root(site.state)
-            remove_tree(parent, os.path.basename(home))
-            os.close(parent)
+        _remove_abandoned_probes(site.state)
+        with _probe_home(site.state) as home:
+            try:
+                self.make(home, [site.workspace])
+                os.setxattr(f"{home}/layer", "user.forkwise", b"y")
+                os.removexattr(f"{home}/layer", "user.forkwise")
+                _mount(home, [site.workspace], writable=True)
+                umount2(f"{home}/view", MNT_DETACH)
+            except OSError as error:
+                return _explain(error, site)
         return None
 
     def refusal_if_requested(self, site: Site) -> Refusal | None:
@@ -183,6 +181,65 @@ class OverlayView(View):
 
     def put_back(self, home: str, lowers: Sequence[str], paths: Sequence[str]) -> bool:
         return put_back_in_layer(home, lowers, paths, self.mark_prefixes)
+
+
+@contextmanager
+def _probe_home(state: str) -> Iterator[str]:
+    """Yield a new home for a trial mount, and remove it with the block.
+
+    Its descriptor holds a lock, by which another process finds out that this one was killed.
+    """
+    while True:
+        home = f"{state}/.probe-{os.getpid()}-{_PROBE}-{secrets.token_hex(4)}"
+        os.mkdir(home, 0o700)
+        held = _lock_probe(home, needs_lock=False)
+        if held is not None:
+            break  # otherwise another process took it for abandoned, between its creation and its lock
+    with closing_fd(held):
+        try:
+            yield home
+        finally:
+            with closing_fd(open_root(state)) as parent:
+                remove_tree(parent, os.path.basename(home))
+
+
+def _remove_abandoned_probes(state: str) -> None:
+    """Unmount and remove the homes of trial mounts whose processes were killed."""
+    for name in os.listdir(state):
+        if not name.startswith(".probe-") or f"-{_PROBE}-" not in name:
+            continue
+        home = f"{state}/{name}"
+        held = _lock_probe(home, needs_lock=True)
+        if held is None:
+            continue
+        with closing_fd(held), closing_fd(open_root(state)) as parent:
+            with suppress(OSError):  # nothing is mounted there, or this user may not unmount it
+                umount2(f"{home}/view", MNT_DETACH)
+            remove_tree(parent, name)
+
+
+def _lock_probe(home: str, *, needs_lock: bool) -> int | None:
+    """Lock the home of a trial mount and return its descriptor; None if another process has locked or removed it.
+
+    On a filesystem without locks it is returned without one, unless ``needs_lock`` is set.
+    """
+    try:
+        fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        is_usable = False
+    except OSError:
+        is_usable = not needs_lock
+    else:
+        is_usable = True
+    with suppress(OSError):
+        if is_usable and os.path.samestat(os.lstat(home), os.fstat(fd)):
+            return fd
+    os.close(fd)
+    return None
 
 
 def copy_directory_metadata(layer: str, parent: str) -> None:
