@@ -63,6 +63,23 @@ def test_what_was_asked_for_is_logged_for_each_attempt(run: Run, project: Path) 
     assert "only an attempt has connections" in run("show", attempt.partition(".")[0], "--network", code=2).stderr
 
 
+@pytest.mark.parametrize("has_servers", [False, True])
+def test_what_tests_asked_for_is_logged_as_theirs(run: Run, project: Path, has_servers: bool) -> None:
+    if has_servers:
+        (project / ".forkwise").mkdir()
+        (project / ".forkwise/servers.toml").write_text(
+            "[servers.idle]\ncommand = 'echo up; exec sleep 600'\nready = { log = 'up' }\n"
+        )
+    fetch = "python3 -c \"import urllib.request as r; r.urlopen('http://{}.org/')\" 2> /dev/null"
+    line = f"{fetch.format('attempt')}; touch x"
+    test = f"{fetch.format('tests')}; true"
+    done = run("run", "--deny-host", "*.org", "--no-baseline", "--test", test, "-c", line, "--json")
+    attempt = json.loads(done.stdout.splitlines()[-1])["outcome"]["fork"] + ".1"
+    entries = json.loads(run("show", attempt, "--network", "--json").stdout)["connections"]
+    assert [(e["host"], e["of_tests"]) for e in entries] == [("attempt.org", False), ("tests.org", True)]
+    assert " tests " in run("show", attempt, "--network").stdout
+
+
 def test_a_port_of_this_machine_is_opened_by_name(run: Run, project: Path, host_port: int) -> None:
     url = f"MODEL_BASE_URL=http://localhost:{host_port}/"
     run("run", "-c", ASK, "--env", url, code=7)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from forkwise.errors import ProcessBranchError, ServerError
 from forkwise.fork.agent_paths import AgentPaths, take_logins
 from forkwise.fork.fault import Fault, find_fault
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.network.gateway import open_network, resolve_network
+from forkwise.sandbox.network.gateway import NetworkLog, open_logged_network, resolve_network
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.servers.server_group import ServerOutput, serve
 from forkwise.text.redaction import add_secrets
@@ -73,7 +72,7 @@ class Job:
     writable: tuple[str, ...] = ()
     on_output: Callable[[str, bytes], None] | None = None
     on_server_output: ServerOutput | None = None
-    network_log: Callable[[], int] | None = None
+    network_log: NetworkLog | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +273,7 @@ class SandboxRunner(Runner):
 
 
 def _open_registered(confinement: Confinement, job: Job) -> NetworkSpace:
-    log_fd = -1 if job.network_log is None else job.network_log()
-    try:
-        space = open_network(confinement, log_fd=log_fd)
-    finally:
-        if log_fd >= 0:
-            os.close(log_fd)
+    space = open_logged_network(confinement, job.network_log)
     try:
         space.register(job.branch)
     except BaseException:

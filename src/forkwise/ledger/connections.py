@@ -1,7 +1,7 @@
-"""The connections that an attempt asked its network's proxy for, kept in the ledger.
+"""The connections that an attempt and its tests asked their networks' proxy for, kept in the ledger.
 
-``<ledger>/network/<attempt>.jsonl`` has a line of JSON for each, which the proxy appends when the connection ends. The
-proxy keeps a bounded number of them and then counts.
+``<ledger>/network/<attempt>.jsonl`` has a line of JSON for each, which the proxy appends when the connection ends, and
+``<attempt>.tests.jsonl`` has those of its tests. The proxy keeps a bounded number of them and then counts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ __all__ = ["Connection", "Connections", "load_connections", "open_connections", 
 
 _LARGEST_LOG = 16 << 20  # bytes
 _LONGEST_TEXT = 500
+_SUFFIXES = {False: "jsonl", True: "tests.jsonl"}
 _KINDS = ("http", "connect", "socks", "redirect", "forward")
 
 
@@ -25,7 +26,7 @@ _KINDS = ("http", "connect", "socks", "redirect", "forward")
 class Connection:
     """One connection: when it was asked for, to where, how, whether it was allowed, and the bytes in each direction.
 
-    ``problem`` says why it was denied or failed.
+    ``problem`` says why it was denied or failed. ``of_tests`` is true if the tests asked for it, not the attempt.
     """
 
     at: float
@@ -36,6 +37,7 @@ class Connection:
     sent: int
     received: int
     problem: str = ""
+    of_tests: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Convert to JSON types."""
@@ -50,9 +52,12 @@ class Connections:
     left_out: int = 0
 
 
-def open_connections(directory: str | os.PathLike[str], attempt: str) -> int:
-    """Open the log of an attempt's connections for appending, and return its descriptor; -1 if the disk is full."""
-    path = attempt_file(directory, attempt, "network", "jsonl")
+def open_connections(directory: str | os.PathLike[str], attempt: str, *, of_tests: bool = False) -> int:
+    """Open the log of the connections of an attempt, or of its tests, for appending.
+
+    Returns its descriptor; -1 if the disk is full.
+    """
+    path = attempt_file(directory, attempt, "network", _SUFFIXES[of_tests])
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -61,27 +66,28 @@ def open_connections(directory: str | os.PathLike[str], attempt: str) -> int:
 
 
 def load_connections(directory: str | os.PathLike[str], attempt: str) -> Connections:
-    """Return the connections of an attempt. Lines that are cut off or damaged are left out."""
-    try:
-        with attempt_file(directory, attempt, "network", "jsonl").open("rb") as file:
-            lines = file.read(_LARGEST_LOG).splitlines()
-    except FileNotFoundError:
-        return Connections()
+    """Return the connections of an attempt and of its tests. Lines that are cut off or damaged are left out."""
     entries: list[Connection] = []
     left_out = 0
-    for line in lines:
+    for of_tests, suffix in _SUFFIXES.items():
         try:
-            document = json.loads(line)
-            if "left_out" in document:
-                left_out += int(document["left_out"])
-            else:
-                entries.append(_read_entry(document))
-        except (ValueError, TypeError, KeyError, RecursionError):
-            left_out += 1
+            with attempt_file(directory, attempt, "network", suffix).open("rb") as file:
+                lines = file.read(_LARGEST_LOG).splitlines()
+        except FileNotFoundError:
+            continue
+        for line in lines:
+            try:
+                document = json.loads(line)
+                if "left_out" in document:
+                    left_out += int(document["left_out"])
+                else:
+                    entries.append(_read_entry(document, of_tests))
+            except (ValueError, TypeError, KeyError, RecursionError):
+                left_out += 1
     return Connections(tuple(sorted(entries, key=lambda entry: entry.at)), left_out)
 
 
-def _read_entry(document: dict[str, Any]) -> Connection:
+def _read_entry(document: dict[str, Any], of_tests: bool) -> Connection:
     if document["kind"] not in _KINDS:
         raise ValueError(document["kind"])
     return Connection(
@@ -93,6 +99,7 @@ def _read_entry(document: dict[str, Any]) -> Connection:
         int(document["sent"]),
         int(document["received"]),
         _clean(document.get("problem", "")),
+        of_tests,
     )
 
 
@@ -101,5 +108,6 @@ def _clean(text: object) -> str:
 
 
 def remove_connections(directory: str | os.PathLike[str], attempt: str) -> None:
-    """Delete the log of an attempt's connections."""
-    attempt_file(directory, attempt, "network", "jsonl").unlink(missing_ok=True)
+    """Delete the logs of the connections of an attempt and of its tests."""
+    for suffix in _SUFFIXES.values():
+        attempt_file(directory, attempt, "network", suffix).unlink(missing_ok=True)

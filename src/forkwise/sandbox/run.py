@@ -21,7 +21,7 @@ from forkwise.sandbox.jail import CLONE_NEWPID, Jail
 from forkwise.sandbox.jail_plan import PrivateMount, list_layers, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import ForkserverClient, start_sandbox
 from forkwise.sandbox.limits import Supervision
-from forkwise.sandbox.network.gateway import open_network, resolve_network, share_network
+from forkwise.sandbox.network.gateway import NetworkLog, open_logged_network, resolve_network, share_network
 from forkwise.sandbox.process import Finished, SandboxProcess, is_refusal
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RunOptions:
     ``capture`` keeps its output, ``text`` decodes it. ``on_output`` is called with ``"stdout"`` or ``"stderr"`` and
     each piece as it arrives. ``cwd`` is the directory to start in, from the workspace's path. ``env`` replaces this
     process's environment. ``check`` raises if the command fails. ``space`` is the network that it shares with other
-    sandboxes, instead of the confinement's.
+    sandboxes, instead of the confinement's. Without one, ``network_log`` opens the log of its connections.
     """
 
     confinement: str | Confinement = "standard"
@@ -55,6 +55,7 @@ class RunOptions:
     on_output: Callable[[str, bytes], None] | None = None
     check: bool = False
     space: NetworkSpace | None = None
+    network_log: NetworkLog | None = None
 
 
 def run_in_branch(branch: Branch | Workspace, argv: Sequence[str], **options: Any) -> Finished:
@@ -103,6 +104,7 @@ def spawn(
     env: Mapping[str, str] | None = None,
     client: ForkserverClient | None = None,
     space: NetworkSpace | None = None,
+    network_log: NetworkLog | None = None,
 ) -> SandboxProcess:
     """Start a command in a branch on given descriptors, and return at once.
 
@@ -116,7 +118,7 @@ def spawn(
     if space is None:
         wanted = resolve_network(wanted)
     if space is None and wanted.network in ("private", "proxy"):
-        opened = open_network(wanted, client=client)
+        opened = open_logged_network(wanted, network_log, client=client)
         return _spawn_in_own_network(
             branch, argv, stdio, space=opened, confinement=requested, timeout=timeout, cwd=cwd, env=env
         )
@@ -308,6 +310,7 @@ class _CommandRun:
                 cwd=options.cwd,
                 env=options.env,
                 space=options.space,
+                network_log=options.network_log,
             )
         except BaseException:
             self._disconnect()

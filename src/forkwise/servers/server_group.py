@@ -27,7 +27,7 @@ from forkwise.linux import fds
 from forkwise.linux.directory_user import find_directory_user
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail_plan import is_private
-from forkwise.sandbox.network.gateway import open_network
+from forkwise.sandbox.network.gateway import NetworkLog, open_logged_network
 from forkwise.sandbox.process import signal_name
 from forkwise.sandbox.run import run_in_branch, spawn
 from forkwise.text.clean import clean_text
@@ -58,10 +58,16 @@ _SNAPSHOTS = ("btrfs",)  # views that have the files of one moment
 class BranchNetwork:
     """The network that the sandboxes of one branch share: that of ``confinement``, but never the host's."""
 
-    def __init__(self, confinement: Confinement, *, client: ForkserverConnection | None = None) -> None:
+    def __init__(
+        self,
+        confinement: Confinement,
+        *,
+        client: ForkserverConnection | None = None,
+        network_log: NetworkLog | None = None,
+    ) -> None:
         if confinement.network in ("host", "auto"):
             confinement = replace(confinement, network="proxy")
-        self.space = open_network(confinement, client=client)
+        self.space = open_logged_network(confinement, network_log, client=client)
 
     def close(self) -> None:
         """End it, with everything that still runs in it."""
@@ -389,11 +395,12 @@ async def serve(
     space: NetworkSpace | None = None,
     uses_host_network: bool = False,
     on_output: ServerOutput | None = None,
+    network_log: NetworkLog | None = None,
 ) -> AsyncIterator[ServerGroup]:
     """Run servers in a branch while the block runs.
 
     The branch gets a network of its own, ``ServerGroup.space``, unless there are no servers, or ``space`` is given, or
-    ``uses_host_network`` asks for the host's.
+    ``uses_host_network`` asks for the host's. ``network_log`` opens the log of the connections of such a network.
 
     Raises ServerError if one does not get ready, or has ended by itself when the block ends. They are stopped cleanly
     at the end of the block, and killed if it raises.
@@ -403,7 +410,8 @@ async def serve(
         return
     network: BranchNetwork | None = None
     if space is None and not uses_host_network:
-        network = await finish_then_cancel(run_in_thread(BranchNetwork, Confinement.preset(confinement)))
+        wanted = Confinement.preset(confinement)
+        network = await finish_then_cancel(run_in_thread(lambda: BranchNetwork(wanted, network_log=network_log)))
         space = network.space
     group = ServerGroup(servers, branch, confinement=confinement, space=space, on_output=on_output)
     start = run_in_thread(group.start)

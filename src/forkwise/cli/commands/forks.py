@@ -165,7 +165,9 @@ def remedy(fork: ForkRecord, directory: Path) -> str:
 @click.option("--output", "printed", is_flag=True, help="Print only the complete output of the attempt.")
 @click.option("--stderr", is_flag=True, help="Print only what the attempt wrote to stderr.")
 @click.option("--server", metavar="NAME", help="Print what a server of the attempt printed; NAME.tests: for its tests.")
-@click.option("--network", is_flag=True, help="List the connections that the attempt asked its network's proxy for.")
+@click.option(
+    "--network", is_flag=True, help="List the connections that the attempt and its tests asked the proxy for."
+)
 @workspace_option
 @json_option
 def show(
@@ -206,11 +208,14 @@ def _show_connections(ledger: Ledger, attempt: AttemptRecord, output: Output) ->
         output.document({"attempt": attempt.id, **document})
         return
     if not found.entries:
-        output.line(f"{attempt.id} asked for no connection that the proxy of its network has a record of")
+        output.line(
+            f"{attempt.id} and its tests asked for no connection that the proxy of their networks has a record of"
+        )
         return
     rows = [
         (
             _time_text(entry.at),
+            "tests" if entry.of_tests else "attempt",
             "allowed" if entry.allowed else "denied",
             f"{entry.host}:{entry.port}",
             entry.kind,
@@ -220,7 +225,7 @@ def _show_connections(ledger: Ledger, attempt: AttemptRecord, output: Output) ->
         )
         for entry in found.entries
     ]
-    output.table(("when", "", "to", "how", "sent", "received", "problem"), rows)
+    output.table(("when", "by", "", "to", "how", "sent", "received", "problem"), rows)
     if found.left_out:
         output.line(f"and {found.left_out} more")
 

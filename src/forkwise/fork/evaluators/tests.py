@@ -32,10 +32,11 @@ from forkwise.fork.evaluators.graders import (
     read_laid,
 )
 from forkwise.fork.fault import find_fault
+from forkwise.ledger.connections import open_connections
 from forkwise.ledger.logs import ServerLogs
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail_plan import explain_private_temporary
-from forkwise.sandbox.network.gateway import explain_refusal
+from forkwise.sandbox.network.gateway import NetworkLog, explain_refusal
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.servers.server_group import ServerOutput, serve
 from forkwise.testing.baseline import Baseline, TestRun, combine_runs
@@ -183,7 +184,13 @@ class Tests(Evaluator):
         with span("test", attempt=attempt.id) as test_span, progress.report(f"Testing {attempt.id}"):
             logs = ServerLogs(attempt.fork.ledger.directory, attempt.id, ".tests")
             with logs:
-                report = await self._judge(attempt.own_branch, fork.parent, fork.baselines.get(self), logs.write)
+                report = await self._judge(
+                    attempt.own_branch,
+                    fork.parent,
+                    fork.baselines.get(self),
+                    logs.write,
+                    lambda: open_connections(attempt.fork.ledger.directory, attempt.id, of_tests=True),
+                )
             test_span.set_attribute("forkwise.tests", report.summary)
         return self._evaluation(report)
 
@@ -264,12 +271,17 @@ class Tests(Evaluator):
         return f"{report.summary}: {found.summary}"
 
     async def _judge(
-        self, branch: Branch, base: Parent, baseline: Baseline | None, on_server_output: ServerOutput | None = None
+        self,
+        branch: Branch,
+        base: Parent,
+        baseline: Baseline | None,
+        on_server_output: ServerOutput | None = None,
+        network_log: NetworkLog | None = None,
     ) -> TestReport:
         graders = await run_in_thread(self._find_graders, branch, base)
         suspects = () if baseline is None else sorted({name.partition("::")[0] for name in baseline.failing})
         known = {} if baseline is None or baseline.runs[0].evidence is None else baseline.outcomes
-        task = _Task(base, graders, suspects, known=known, on_server_output=on_server_output)
+        task = _Task(base, graders, suspects, known=known, on_server_output=on_server_output, network_log=network_log)
         runs = [await self._run(branch, task) for _ in range(self.repeat)]
         report = combine_runs(runs, baseline, os.fspath(branch.workspace.path))
         if graders is None or not graders.roles:
@@ -349,8 +361,11 @@ class Tests(Evaluator):
             confinement=self.confinement,
             uses_host_network=self.servers_use_host,
             on_output=task.on_server_output,
+            network_log=task.network_log,
         ) as group:
-            return await self._run_command(branch, command, exchange_directory, injection, start, group.space)
+            return await self._run_command(
+                branch, command, exchange_directory, injection, start, group.space, task.network_log
+            )
 
     async def _run_command(
         self,
@@ -360,6 +375,7 @@ class Tests(Evaluator):
         injection: Injection,
         start: str = "",
         space: NetworkSpace | None = None,
+        network_log: NetworkLog | None = None,
     ) -> TestRun:
         printed = _TailBuffer(_MAX_OUTPUT)
         confinement = replace(
@@ -380,6 +396,7 @@ class Tests(Evaluator):
                     on_output=lambda _stream, piece: printed.add(piece),
                     env=os.environ,
                     space=space,
+                    network_log=network_log,
                 )
             except ProcessBranchError as error:
                 if find_fault(error) is not None:
@@ -426,6 +443,7 @@ class _Task:
     foreign: Mapping[str, bytes] = field(default_factory=dict)
     known: Mapping[str, Outcome] = field(default_factory=dict)
     on_server_output: ServerOutput | None = None
+    network_log: NetworkLog | None = None
 
     def place_canaries(self, branch: Branch, command: TestCommand, token: str, start: str) -> None:
         """Add tests of known outcome to the files of a scratch branch, beside the tests that failed before."""

@@ -14,6 +14,7 @@ import select
 import socket
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from forkwise.sandbox.confinement import Confinement
     from forkwise.sandbox.launcher import ForkserverConnection
 
-__all__ = ["explain_refusal", "open_network", "resolve_network", "share_network"]
+__all__ = ["NetworkLog", "explain_refusal", "open_logged_network", "open_network", "resolve_network", "share_network"]
+
+#: Opens the file in which the connections of a network are logged; it returns a descriptor, or -1 for no log.
+NetworkLog = Callable[[], int]
 
 _MODULE = "forkwise.sandbox.network.proxy"
 _NAMES_PORT = 53
@@ -163,6 +167,18 @@ def open_network(
         space.close()
         raise
     return space
+
+
+def open_logged_network(
+    confinement: Confinement, network_log: NetworkLog | None, *, client: ForkserverConnection | None = None
+) -> NetworkSpace:
+    """Open the network of a confinement, and the log of what is asked of its proxy."""
+    log_fd = -1 if network_log is None else network_log()
+    try:
+        return open_network(confinement, log_fd=log_fd, client=client)
+    finally:
+        if log_fd >= 0:
+            os.close(log_fd)
 
 
 def _connect_to_proxy(space: NetworkSpace, confinement: Confinement, log_fd: int) -> None:
