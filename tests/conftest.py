@@ -35,6 +35,9 @@ else:
 os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
 # A pytest that a test starts needs no plugins of this environment: loading them is two thirds of its start.
 os.environ.setdefault("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+for _variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):  # attempts would go out through them
+    os.environ.pop(_variable, None)
+    os.environ.pop(_variable.lower(), None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background processes that way
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import ForkwiseWarning, NamespaceError, ProcessBranchError
 from forkwise.linux import fds
@@ -205,10 +205,20 @@ def _connect_to_proxy(space: NetworkSpace, confinement: Confinement, log_fd: int
             "host_ports": confinement.host_ports,
             "listeners": [[kind, port] for _, kind, port in listeners],
             "has_log": log_fd >= 0,
+            "upstreams": _read_upstreams() if is_proxied else None,
         }
         passed_fds = [listener.fileno() for listener, _, _ in listeners] + ([log_fd] if log_fd >= 0 else [])
         connection = _use_proxy(order, passed_fds)
     space.on_close.append(lambda: connection.remove(number, waits=log_fd >= 0))
+
+
+def _read_upstreams() -> dict[str, Any] | None:
+    """Return the proxies that this process's environment names, through which its own proxy goes out."""
+    if not any(os.environ.get(name) for name in _PROXY_VARIABLES):
+        return None
+    from forkwise.sandbox.network.upstream import read_upstreams  # noqa: PLC0415 - few environments name one
+
+    return read_upstreams(os.environ).dump()
 
 
 def _set_variables(space: NetworkSpace, port: int) -> None:

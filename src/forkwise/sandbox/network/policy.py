@@ -137,6 +137,11 @@ class HostPolicy:
             return HostDecision(True)
         return HostDecision(False, f"{plain} is {kind}: --allow-host {plain} allows it")
 
+    def is_local(self, host: str) -> bool:
+        """Return whether a host is an address of this machine or its links, which no other machine's proxy reaches."""
+        address = parse_address(host.lower().rstrip("."))
+        return address is not None and (_find_forbidden(address) is not None or _is_own(address))
+
 
 def _is_loopback_name(name: str) -> bool:
     return name in _LOOPBACK_NAMES or name.endswith(".localhost")

@@ -24,7 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forkwise.linux.landlock import abi, restrict
 from forkwise.sandbox.network.handshake import (
@@ -39,6 +39,9 @@ from forkwise.sandbox.network.handshake import (
 from forkwise.sandbox.network.names import Names
 from forkwise.sandbox.network.policy import HostPolicy
 
+if TYPE_CHECKING:
+    from forkwise.sandbox.network.upstream import Dialog, Upstream, Upstreams
+
 __all__ = ["main"]
 
 _MOST_CONNECTIONS = 512  # of one network; further ones wait in the kernel's queue
@@ -47,6 +50,7 @@ _MOST_LOOKUPS = 8  # of one network at a time
 _MOST_RESOLVERS = 32  # threads
 _MOST_ADDRESSES = 4  # of a name are tried
 _SETUP_S = 30.0  # until the request is complete, the name resolved, the server connected: each
+_WITHOUT_NAMES_S = 60.0  # after names could not be resolved, an upstream proxy gets them unresolved
 _DRAIN_S = 5.0  # for a client to read a refusal
 _ACCEPT_PAUSE_S = 0.1  # if this process has no descriptors left
 _MOST_DRAINED = 1 << 20  # bytes of a refused request that are read
@@ -144,12 +148,19 @@ class _Proxy:
                     self._control.send(message)
 
 
+def _load_upstreams(document: dict[str, Any]) -> Upstreams:
+    from forkwise.sandbox.network.upstream import Upstreams  # noqa: PLC0415 - few environments name one
+
+    return Upstreams.load(document)
+
+
 class _Space:
     """One network: its rules, its listeners, its connections, its log."""
 
     def __init__(self, proxy: _Proxy, order: dict[str, Any], received: list[int]) -> None:
         self.proxy = proxy
         self.policy = HostPolicy(tuple(order["allowed"]), tuple(order["denied"]), tuple(order["host_ports"]))
+        self.upstreams = None if order["upstreams"] is None else _load_upstreams(order["upstreams"])
         self.names = Names()
         self.connections: set[_Connection] = set()
         self.lookups = 0
@@ -250,7 +261,11 @@ class _Connection:
         self.kind = kind
         self.target: Target | None = None
         self.flows: tuple[_Flow, _Flow] | None = None
-        self._state = "request"  # then lookup, connect, relay, refused, closed
+        self._state = "request"  # then lookup, upstream lookup, connect, dialog, relay, refused, closed
+        self.lookup: tuple[str, int] = ("", 0)
+        self._upstream: Upstream | None = None
+        self._dialog: Dialog | None = None
+        self._address: str | None = None  # of the server, if an upstream proxy is used and the name could be resolved
         self._data = b""
         self._has_greeted = False
         self._addresses: list[tuple[int, tuple[Any, ...]]] = []
@@ -352,12 +367,41 @@ class _Connection:
         elif not decision.is_allowed:
             self._deny(decision.reason)
         else:
-            self._state = "lookup"
-            self._limit_state(_SETUP_S)
-            self.proxy.resolver.add(self, target.host, target.port)
+            if self.space.upstreams is not None and not self.space.policy.is_local(target.host):
+                self._upstream = self.space.upstreams.find(target.kind, target.host, target.port)
+            if self._upstream is not None and self.proxy.resolver.is_without_names:
+                self._find_upstream(self._upstream)
+            else:
+                self._look_up("lookup", target.host, target.port)
+
+    def _look_up(self, state: str, host: str, port: int) -> None:
+        self._state = state
+        self.lookup = host, port
+        self._limit_state(_SETUP_S)
+        self.proxy.resolver.add(self)
+
+    def _find_upstream(self, upstream: Upstream) -> None:
+        """Look up the proxy through which the connection goes out. Where that is, the user decides."""
+        self._look_up("upstream lookup", upstream.host, upstream.port)
 
     def on_resolved(self, found: list[tuple[int, tuple[Any, ...]]], problem: str) -> None:
+        if self._state == "upstream lookup":
+            if problem:
+                self._refuse(502, f"the upstream proxy {self._upstream} cannot be resolved: {problem}")
+            else:
+                self._connect_to(found[:_MOST_ADDRESSES])
+            return
         if self._state != "lookup":
+            return
+        if self._upstream is not None:
+            # It resolves the name itself, so each address has to be allowed. A name that only it knows is left to it.
+            decisions = [(entry, self.space.policy.check_address(entry[1][0])) for entry in found]
+            denied = [decision for _, decision in decisions if not decision.is_allowed]
+            if denied:
+                self._deny(denied[0].reason)
+            else:
+                self._address = found[0][1][0] if found else None
+                self._find_upstream(self._upstream)
             return
         if problem:
             assert self.target is not None
@@ -395,7 +439,10 @@ class _Connection:
             self._problem = os.strerror(failed)
             self._close_server()
         assert self.target is not None
-        self._refuse(502, f"{self.target.host}:{self.target.port} cannot be reached: {self._problem}")
+        where = f"{self.target.host}:{self.target.port}"
+        if self._upstream is not None:
+            where = f"the upstream proxy {self._upstream}"
+        self._refuse(502, f"{where} cannot be reached: {self._problem}")
 
     def _limit_connect(self) -> None:
         state, reference = self._state, weakref.ref(self)
@@ -410,21 +457,67 @@ class _Connection:
     def _on_server(self, events: int) -> None:
         if self._state == "relay":
             self.relay()
+        elif self._state == "dialog":
+            self._continue_dialog()
         elif self._state.startswith("connect") and events & (select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP):
             assert self.server is not None
             failed = self.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
                 self._try_next(os.strerror(failed))
             elif not events & select.EPOLLHUP:
-                self._start_relay()
+                if self._upstream is None:
+                    self._start_relay()
+                else:
+                    self._start_dialog(self._upstream)
 
-    def _start_relay(self) -> None:
+    def _start_dialog(self, upstream: Upstream) -> None:
+        """Ask an upstream proxy for the server."""
+        from forkwise.sandbox.network.upstream import build_absolute_request, build_dialog  # noqa: PLC0415
+
+        assert self.target is not None
+        host, port = self.target.host, self.target.port
+        if self.target.kind == "http":
+            request = build_absolute_request(upstream, host, port, self.target.forwarded)
+            if request is not None:
+                self.target = self.target._replace(forwarded=request)
+                self._start_relay()
+                return
+        self._dialog = build_dialog(upstream, host, port, self._address)
+        self._state = "dialog"
+        self._limit_state(_SETUP_S)
+        self._continue_dialog()
+
+    def _continue_dialog(self) -> None:
+        """Send what is to be sent to the upstream proxy, and read its answers, until the tunnel stands."""
+        from forkwise.sandbox.network.upstream import UpstreamError  # noqa: PLC0415
+
+        assert self._dialog is not None
+        assert self.server is not None
+        try:
+            while True:
+                while self._dialog.to_send:
+                    sent = self.server.send(self._dialog.to_send)
+                    self._dialog.to_send = self._dialog.to_send[sent:]
+                piece = self.server.recv(_READ_SIZE)
+                if not piece:
+                    raise UpstreamError("it closed the connection")
+                if self._dialog.receive(piece):
+                    break
+        except BlockingIOError:
+            return
+        except (OSError, UpstreamError) as error:
+            problem = getattr(error, "strerror", None) or str(error)
+            self._refuse(502, f"the upstream proxy {self._upstream} does not connect: {problem}")
+            return
+        self._start_relay(self._dialog.rest)
+
+    def _start_relay(self, received: bytes = b"") -> None:
         assert self.server is not None
         assert self.target is not None
         self._state = "relay"
         self.flows = (
             _Flow(self.client, self.server, self.target.forwarded),
-            _Flow(self.server, self.client, self.target.greeting),
+            _Flow(self.server, self.client, self.target.greeting + received),
         )
         self.flows[1].moved = -len(self.target.greeting)  # of the proxy itself, not of the server
         self.relay()
@@ -622,10 +715,16 @@ class _Resolver:
         self._answers: deque[tuple[_Connection, list[tuple[int, tuple[Any, ...]]], str]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._threads = self._busy = 0
+        self._without_names_until = 0.0
         proxy.watch(self._wake_fd, select.EPOLLIN, self._on_answers)
 
-    def add(self, connection: _Connection, host: str, port: int) -> None:
-        """Resolve a name for a connection; if its network has too many being resolved, later."""
+    @property
+    def is_without_names(self) -> bool:
+        """Whether no server for names answered lately, as behind an upstream proxy: to ask again would only delay."""
+        return time.monotonic() < self._without_names_until
+
+    def add(self, connection: _Connection) -> None:
+        """Resolve the name that a connection looks up; if its network has too many being resolved, later."""
         space = connection.space
         if space.lookups >= _MOST_LOOKUPS:
             space.waiting_lookups.append(connection)
@@ -635,7 +734,7 @@ class _Resolver:
         if self._busy > self._threads and self._threads < _MOST_RESOLVERS:
             self._threads += 1
             threading.Thread(target=self._work, daemon=True).start()
-        self._jobs.put((connection, host, port))
+        self._jobs.put((connection, *connection.lookup))
 
     def _work(self) -> None:
         while True:
@@ -648,6 +747,8 @@ class _Resolver:
                 problem = "" if found else "no address"
             except (OSError, UnicodeError) as error:
                 problem = getattr(error, "strerror", None) or str(error)
+                if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+                    self._without_names_until = time.monotonic() + _WITHOUT_NAMES_S
             self._answers.append((connection, found, problem))
             os.eventfd_write(self._wake_fd, 1)
 
@@ -663,4 +764,4 @@ class _Resolver:
             while space.waiting_lookups and space.lookups < _MOST_LOOKUPS:
                 waiting = space.waiting_lookups.popleft()
                 if waiting.target is not None and waiting in space.connections:
-                    self.add(waiting, waiting.target.host, waiting.target.port)
+                    self.add(waiting)
