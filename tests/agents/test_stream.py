@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +209,110 @@ def test_what_an_agent_says_about_limits_is_no_fault_of_the_provider() -> None:
     content = [{"type": "text", "text": "The test fails with 429 rate limit and 401."}]
     stream = read("claude", line(type="assistant", message={"content": content}), errors=b"gave up\n")
     assert stream.explain(judge(RunEnd("exit", exit_code=1))).fault is None
+
+
+@pytest.mark.parametrize("name", sorted(SESSIONS))
+def test_a_long_stream_ends_as_a_short_one(name: str) -> None:
+    content = (STREAMS / f"{name}.jsonl").read_bytes()
+    short, long = read(name, content), read(name, *[content] * 500)
+    assert len(long.take_steps()) == 2000
+    assert long.activity == short.activity
+    assert {**long.facts, "tail": ""} == {**short.facts, "tail": ""}
+    assert long.facts["tail"].endswith(short.facts["tail"])
+    assert long.tokens == short.tokens
+
+
+def many_steps(name: str) -> bytes:
+    """Return more steps than are recorded: from then on, lines are parsed only if they are needed."""
+    tool = {
+        "acp": line(type="update", update={"sessionUpdate": "tool_call", "title": "make it"}),
+        "claude": line(type="assistant", message={"content": [{"type": "tool_use", "name": "Make"}]}),
+        "codex": line(type="item.started", item={"type": "command_execution", "command": "make it"}),
+        "gemini": line(type="tool_use", tool_name="make"),
+        "goose": line(type="message", message={"role": "assistant", "content": [{"type": "toolRequest"}]}),
+        "opencode": line(type="tool_use", part={"tool": "make"}),
+    }[name]
+    return tool * 2100
+
+
+def chunk(text: str) -> bytes:
+    update = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": text}}
+    return json.dumps({"type": "update", "update": update}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "end"),
+    [
+        ("acp", chunk, line(type="end", reason="end_turn")),
+        (
+            "gemini",
+            lambda text: line(type="message", role="assistant", content=text, delta=True),
+            line(type="result", status="success"),
+        ),
+    ],
+)
+def test_a_message_of_many_parts_after_many_steps(name: str, part: Callable[[str], bytes], end: bytes) -> None:
+    words = [f"word{n} " for n in range(5000)]
+    last_step = many_steps(name)[-200:].splitlines(keepends=True)[-1]
+    parts = [part("early"), last_step, *map(part, words), end]
+    stream = read(name, many_steps(name), b"".join(parts), last_step)
+    assert stream.facts["answer"] == "".join(words)
+    assert stream.activity in ("make", "make it")
+    assert stream.facts["tail"].splitlines()[-4] == "early"
+    stream.feed("stdout", part("x" * 30_000) * 200)
+    assert len(stream.facts["answer"]) <= 100_000
+
+
+def test_an_end_without_a_message_of_its_own_keeps_the_last_one() -> None:
+    said = line(type="item.completed", item={"type": "agent_message", "text": "made"})
+    item, end = line(type="item.started", item={"type": "command_execution"}), line(type="turn.completed", usage={})
+    stream = read("codex", many_steps("codex"), said, end, item, end, item)
+    assert stream.facts["answer"] == "made"
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_lines_that_are_parsed_late_take_no_memory(name: str) -> None:
+    stream = read(name, many_steps(name))
+    text = "y" * 30_000
+    pieces = {
+        "acp": chunk(text),
+        "claude": line(type="assistant", message={"content": [{"type": "text", "text": text}]}),
+        "codex": line(type="item.completed", item={"type": "agent_message", "text": text}),
+        "gemini": line(type="message", role="assistant", content=text, delta=True),
+        "goose": line(type="message", message={"role": "assistant", "content": [{"type": "text", "text": text}]}),
+        "opencode": line(type="text", part={"text": text}),
+    }
+    piece = pieces[name] * 4 + many_steps(name)[:200].splitlines(keepends=True)[0]
+    tracemalloc.start()
+    try:
+        for _ in range(120):
+            stream.feed("stdout", piece)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 << 20
+
+
+@pytest.mark.parametrize("name", sorted(SESSIONS))
+def test_a_long_stream_is_read_with_few_calls(name: str) -> None:
+    content = (STREAMS / f"{name}.jsonl").read_bytes()
+    stream = read(name, content * 500)
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        stream.feed("stdout", content * 100)
+    finally:
+        sys.setprofile(None)
+    most = {"claude": 14, "codex": 4, "gemini": 8, "goose": 5, "opencode": 8}[name]  # on average, for each line
+    assert calls / (content.count(b"\n") * 100) < most
+
+
+def test_a_bad_line_after_many_steps_is_plain_output() -> None:
+    stream = read("gemini", many_steps("gemini"), b'{"type":"message",oops\n{"type":"tool_use",\n{"type":"init",\n')
+    assert stream.activity is None
+    assert "not JSON" in stream.facts["tail"]

@@ -34,7 +34,8 @@ class _Editor:
     """The editor's side of the connection: files are those of the branch, and every permission is given."""
 
     async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
-        _print("update", update=update.model_dump(mode="json", by_alias=True, exclude_none=True))
+        data = update.model_dump(mode="json", by_alias=True, exclude_none=True)
+        _print("update", update={"sessionUpdate": data.get("sessionUpdate"), **data})  # its kind first, for the format
 
     async def request_permission(
         self, session_id: str, tool_call: Any, options: list[schema.PermissionOption], **_: Any

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from forkwise.text.clean import clean_text, truncate_line, truncate_middle
 
@@ -35,7 +35,7 @@ _MAX_COUNT = 10**12
 _MAX_USD = 10**6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes three times as long to build, and each line of a stream may have one
 class Tokens:
     """The tokens of one request, or of all: ``cached`` and ``written`` are the parts of ``input`` in a cache."""
 
@@ -47,7 +47,7 @@ class Tokens:
     @classmethod
     def read(cls, usage: Mapping[str, Any], *names: str) -> Tokens:
         """Read them from an object of JSON that has them by these names, in the order of the fields."""
-        return cls(*(to_count(usage.get(name)) for name in names))
+        return cls(*[to_count(usage.get(name)) for name in names])
 
     @property
     def total(self) -> int:
@@ -63,8 +63,7 @@ class Tokens:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentEvent:
+class AgentEvent(NamedTuple):
     """One event of an agent.
 
     ``text`` is the id of a session, the target of a tool, a message, or the reason of a failure. A ``message`` with

@@ -27,6 +27,9 @@ _MAX_STEPS = 2000  # recorded in the ledger, of one attempt
 _MAX_STEP_TEXT = 1000
 _MAX_REQUESTS = 20_000
 _MAX_TAIL = 40  # lines
+_MAX_POSTPONED = 100  # lines
+_LONGEST_POSTPONED = 32 << 10  # bytes of a line or a message
+_MAX_PLAIN = 2000  # bytes of a line of plain output
 _UNKNOWN_LINES = 20  # JSON lines, none of a known type, after which the format counts as changed
 _MAX_ANSWER = 100_000
 _MAX_REASON = 500
@@ -37,20 +40,25 @@ class StreamFormat:
     """A streaming format: ``read_event`` returns the events of a line, or None if it is of no known type.
 
     Lines that begin with one of ``skipped`` have nothing to show. Those of ``steps`` have only steps and messages: once
-    enough of these were recorded, only the last ones are parsed, when they are needed.
+    enough of these were recorded, only the last ones are parsed, when they are needed. So are those of ``parts``, each
+    with a part of a message and nothing else. Those of ``requests`` have steps and messages as well, beside what
+    ``read_usage`` returns, which always counts.
     """
 
     read_event: Callable[[Mapping[str, Any]], Iterable[AgentEvent] | None]
     skipped: tuple[bytes, ...] = ()
     steps: tuple[bytes, ...] = ()
+    parts: tuple[bytes, ...] = ()
+    requests: tuple[bytes, ...] = ()
+    read_usage: Callable[[Mapping[str, Any]], AgentEvent | None] | None = None
 
 
 FORMATS: dict[str, StreamFormat] = {
-    "acp": StreamFormat(acp.read_event),
-    "claude": StreamFormat(claude.read_event, claude.SKIPPED),
-    "codex": StreamFormat(codex.read_event, steps=codex.STEPS),
-    "gemini": StreamFormat(gemini.read_event, gemini.SKIPPED),
-    "goose": StreamFormat(goose.read_event),
+    "acp": StreamFormat(acp.read_event, acp.SKIPPED, acp.STEPS, acp.PARTS),
+    "claude": StreamFormat(claude.read_event, claude.SKIPPED, requests=claude.REQUESTS, read_usage=claude.read_usage),
+    "codex": StreamFormat(codex.read_event, codex.SKIPPED, codex.STEPS),
+    "gemini": StreamFormat(gemini.read_event, gemini.SKIPPED, gemini.STEPS, gemini.PARTS),
+    "goose": StreamFormat(goose.read_event, goose.SKIPPED, goose.STEPS),
     "opencode": StreamFormat(opencode.read_event, steps=opencode.STEPS),
 }
 """The formats by name, as the key ``stream`` of an agent's table names them."""
@@ -62,6 +70,46 @@ def _load_parser() -> Callable[[bytes], Any]:
     return from_json
 
 
+class _Message:
+    """A message, put together from its parts up to a length; ``read`` returns the part that a line has."""
+
+    __slots__ = ("_lines", "_parts", "_pending", "_read", "_room")
+
+    def __init__(self, read: Callable[[bytes], str], text: str = "") -> None:
+        self._read = read
+        self._parts = [text]
+        self._room = _MAX_ANSWER - len(text)
+        self._lines: list[bytes] = []
+        self._pending = 0  # bytes of lines
+
+    @property
+    def is_large(self) -> bool:
+        return self._pending + _MAX_ANSWER - self._room > _LONGEST_POSTPONED
+
+    def add(self, text: str) -> None:
+        if self._room > 0:
+            self._parts.append(text[: self._room])
+            self._room -= len(text)
+
+    def add_line(self, line: bytes) -> None:
+        """Add the part that a line has. It is parsed when the text is needed, if at all."""
+        if self._room > 0:
+            self._lines.append(line)
+            self._pending += len(line)
+            if self._pending > _LONGEST_POSTPONED:
+                self._parse()
+
+    @property
+    def text(self) -> str:
+        self._parse()
+        return "".join(self._parts)
+
+    def _parse(self) -> None:
+        lines, self._lines, self._pending = self._lines, [], 0
+        for line in lines:
+            self.add(self._read(line))
+
+
 class AgentStream(OutputReader):
     """Reads the output of one run of an agent; ``stream`` names its format, None is plain text.
 
@@ -71,8 +119,9 @@ class AgentStream(OutputReader):
 
     def __init__(self, stream: str | None, directory: str | os.PathLike[str], *, model: str = "") -> None:
         self._format = None if stream is None else FORMATS[stream]
-        self._skipped = () if self._format is None else self._format.skipped
-        self._postponed: deque[bytes] = deque(maxlen=_MAX_TAIL)
+        # Lines to parse when they are needed, and messages between them; those before the last end of a turn.
+        self._postponed: deque[bytes | _Message] = deque(maxlen=_MAX_POSTPONED)
+        self._ended: deque[bytes | _Message] = deque(maxlen=_MAX_POSTPONED)
         self._prefix = f"{os.fspath(directory).rstrip('/')}/"
         self._lock = threading.Lock()
         self._parse = _load_parser()
@@ -83,12 +132,12 @@ class AgentStream(OutputReader):
         self._has_note = False
         self._steps: list[dict[str, Any]] = []
         self._step_count = 0
-        self._plain: deque[str] = deque(maxlen=_MAX_TAIL)
-        self._errors: deque[str] = deque(maxlen=_MAX_TAIL)
+        self._plain: deque[bytes] = deque(maxlen=_MAX_TAIL)  # beginnings of lines
+        self._errors: deque[bytes] = deque(maxlen=_MAX_TAIL)
         self._error_pending = b""
         self._last_steps: deque[dict[str, Any]] = deque(maxlen=_MAX_TAIL)
         self._activity: dict[str, Any] | None = None
-        self._messages: list[str] = []  # the parts of the last message
+        self._message = _Message(self._read_part)  # the last one
         self._is_message_open = False
         self._answer: str | None = None
         self._failure: str | None = None
@@ -100,65 +149,139 @@ class AgentStream(OutputReader):
     def feed(self, stream: str, piece: bytes) -> None:
         with self._lock:
             if stream != "stdout":
-                self._error_pending = self._add_plain(self._errors, self._error_pending + piece)
+                errors = (self._error_pending + piece).split(b"\n")
+                self._error_pending = errors.pop()[-_MAX_LINE:]
+                _keep(self._errors, errors)
                 return
-            *lines, rest = (self._pending + piece).split(b"\n")
-            for line in lines:
-                self._read_line(line)
-            self._pending = rest
-            if len(rest) > _MAX_LINE:
+            lines = (self._pending + piece).split(b"\n")
+            self._pending = lines.pop()
+            self._read_lines(lines)
+            if len(self._pending) > _MAX_LINE:
                 self._pending, self._is_skipping = b"", True
 
     def finish(self) -> None:
         with self._lock:
             if self._pending:
-                self._read_line(self._pending)
+                self._read_lines([self._pending])
                 self._pending = b""
-            self._add_plain(self._errors, self._error_pending + b"\n")
+            _keep(self._errors, [self._error_pending])
+            self._error_pending = b""
             if self._format is not None and self._unknown and not self._has_known:
                 self._note_change()
 
-    def _read_line(self, line: bytes) -> None:
-        if self._is_skipping or len(line) > _MAX_LINE:
+    def _read_lines(self, lines: list[bytes]) -> None:
+        """Read complete lines. This is most of the work of reading a stream, hence one loop without calls."""
+        known = self._format
+        if self._is_skipping and lines:
             self._is_skipping = False
+            lines = lines[1:]
+        if known is None:
+            _keep(self._plain, lines)
             return
-        if self._format is None or line[:1] != b"{":
-            self._add_plain(self._plain, line + b"\n")
+        skipped, steps, parts, requests = known.skipped, known.steps, known.parts, known.requests
+        postponed = self._postponed
+        for line in lines:
+            if not line.startswith(b"{"):
+                _keep(self._plain, (line,))
+            elif line.startswith(skipped):
+                self._has_known = True
+            elif self._step_count <= _MAX_STEPS or len(line) > _LONGEST_POSTPONED:
+                if len(line) <= _MAX_LINE:
+                    self._parse_line(known, line)
+            elif line.startswith(steps):
+                postponed.append(line)
+            elif line.startswith(parts):
+                self._postpone_part(known, line)
+            elif line.startswith(requests):
+                self._count_request(known, line)
+            else:
+                self._parse_line(known, line)
+
+    def _count_request(self, known: StreamFormat, line: bytes) -> None:
+        """Count what a line says of its request, and postpone its steps."""
+        try:
+            data = self._parse(line)
+        except (ValueError, RecursionError):
+            data = None
+        if known.read_usage is None or type(data) is not dict:
+            self._parse_line(known, line)
             return
-        if line.startswith(self._skipped):
-            self._has_known = True
-            return
-        if self._step_count > _MAX_STEPS and line.startswith(self._format.steps):
+        usage = known.read_usage(data)
+        if usage is not None:
+            self._add_usage(usage)
+        self._postponed.append(line)
+
+    def _postpone_part(self, known: StreamFormat, line: bytes) -> None:
+        """Add a line to the message that is open, or else begin one."""
+        last = self._postponed[-1] if self._postponed else None
+        if isinstance(last, _Message):
+            last.add_line(line)
+            if last.is_large:  # only the last message may be large
+                self._read_postponed()
+        elif last is None and self._is_message_open:
+            self._message.add_line(line)
+        elif last is not None and last.startswith(known.parts):
+            message = _Message(self._read_part)
+            message.add_line(last)
+            message.add_line(line)
+            self._postponed[-1] = message
+        else:
             self._postponed.append(line)
-            return
-        self._parse_line(self._format, line)
+
+    def _read_part(self, line: bytes) -> str:
+        events = () if self._format is None else self._read_events(self._format, line)
+        return "".join(event.text for event in events or ())
 
     def _read_postponed(self) -> None:
-        lines = list(self._postponed)
+        if not self._postponed and not self._ended:
+            return
+        ended, postponed = list(self._ended), list(self._postponed)
+        self._ended.clear()
         self._postponed.clear()
-        for line in lines:
-            if self._format is not None:
-                self._parse_line(self._format, line)
+        self._read_all(ended)
+        if ended:
+            self._close_message()
+            self._answer = self._message.text or self._answer
+        self._read_all(postponed)
+
+    def _read_all(self, postponed: list[bytes | _Message]) -> None:
+        for entry in postponed:
+            if isinstance(entry, bytes):
+                assert self._format is not None
+                self._parse_line(self._format, entry)
+            elif self._is_message_open:
+                self._message.add(entry.text)
+            elif text := entry.text:
+                self._message, self._is_message_open = entry, True
+                self._activity = {"text": text}
 
     def _parse_line(self, known: StreamFormat, line: bytes) -> None:
+        events = self._read_events(known, line)
+        if events is None:
+            self._read_postponed()
+            self._note("a line of its stream is not JSON: what cannot be read is shown as it is")
+            self._activity = None
+            return
+        for event in events:
+            self._take(event)
+
+    def _read_events(self, known: StreamFormat, line: bytes) -> Iterable[AgentEvent] | None:
+        """Return the events of a line; None if it is not JSON."""
         try:
             data = self._parse(line)
         except (ValueError, RecursionError):
             data = None
         if not isinstance(data, dict):
-            self._note("a line of its stream is not JSON: what cannot be read is shown as it is")
-            self._add_plain(self._plain, line + b"\n")
-            self._activity = None
-            return
+            _keep(self._plain, (line,))
+            return None
         events = known.read_event(data)
         if events is None:
             self._unknown += 1
             if self._unknown == _UNKNOWN_LINES and not self._has_known:
                 self._note_change()
-            return
+            return ()
         self._has_known = True
-        for event in events:
-            self._take(event)
+        return events
 
     def _note_change(self) -> None:
         self._note("its stream has no event that forkwise knows, perhaps of another version: it is shown as it is")
@@ -169,52 +292,64 @@ class AgentStream(OutputReader):
             self._has_note = True
             self._add_step({"kind": "note", "text": text})
 
-    def _add_plain(self, kept: deque[str], data: bytes) -> bytes:
-        """Keep the complete lines of plain output, and return the rest."""
-        *lines, rest = data.split(b"\n")
-        kept.extend(filter(None, (to_line(line[:2000].decode(errors="replace")) for line in lines[-_MAX_TAIL:])))
-        return rest[-_MAX_LINE:]
-
     def _take(self, event: AgentEvent) -> None:
-        is_part = event.kind == "message" and event.is_part and self._is_message_open
-        if not is_part:
+        kind = event.kind
+        if kind == "usage":
+            self._add_usage(event)
+        elif kind == "session":
+            self._session = event.text or self._session
+            self._model = event.model or self._model
+        elif kind == "message" and event.is_part:
+            self._add_part(event.text)
+        elif kind == "end":
+            self._end(event.text)
+        else:
+            self._read_postponed()
             self._close_message()
+            self._take_step(event)
+
+    def _take_step(self, event: AgentEvent) -> None:
         match event.kind:
-            case "session":
-                self._session = event.text or self._session
-                self._model = event.model or self._model
             case "message":
-                self._add_message(event.text, is_part=is_part)
+                self._message = _Message(self._read_part, event.text)
+                self._is_message_open = True
+                self._close_message()
             case "tool" | "step":
                 target = event.text.removeprefix(self._prefix).replace(f" {self._prefix}", " ")
                 self._add_step({"kind": event.kind, "tool": event.tool, "text": target})
-            case "usage":
-                self._add_usage(event)
             case "failure":
                 self._failure = to_line(event.text, _MAX_REASON)
                 self._add_step({"kind": "failure", "text": self._failure})
-            case "end":
-                self._read_postponed()
-                self._close_message()
-                self._answer = event.text or self._last_message or self._answer
 
-    @property
-    def _last_message(self) -> str:
-        return "".join(self._messages)
-
-    def _add_message(self, text: str, *, is_part: bool) -> None:
-        if is_part:
-            room = _MAX_ANSWER - sum(map(len, self._messages))
-            self._messages.append(text[: max(room, 0)])
+    def _add_part(self, text: str) -> None:
+        """Add a part to the message that is open, or else begin one."""
+        if self._postponed:
+            last = self._postponed[-1]
+            if isinstance(last, _Message):
+                last.add(text)
+            else:
+                self._postponed.append(_Message(self._read_part, text))
+        elif self._is_message_open:
+            self._message.add(text)
         else:
-            self._messages = [text]
-        self._is_message_open = True
-        self._activity = {"text": text} if not is_part else self._activity
+            self._message, self._is_message_open = _Message(self._read_part, text), True
+            self._activity = {"text": text}
+
+    def _end(self, answer: str) -> None:
+        """End a turn, with ``answer`` or else the last message as its closing one."""
+        if self._ended and answer:
+            self._read_postponed()
+        if self._postponed and not answer:
+            self._ended.extend(self._postponed)
+            self._postponed.clear()
+            return
+        self._close_message()
+        self._answer = answer or self._message.text or self._answer
 
     def _close_message(self) -> None:
         if self._is_message_open:
             self._is_message_open = False
-            self._add_step({"kind": "message", "text": self._last_message[:_MAX_STEP_TEXT]})
+            self._add_step({"kind": "message", "text": self._message.text[:_MAX_STEP_TEXT]})
 
     def _add_step(self, step: dict[str, Any]) -> None:
         self._activity = step
@@ -300,10 +435,10 @@ class AgentStream(OutputReader):
     def facts(self) -> dict[str, Any]:
         with self._lock:
             self._read_postponed()
-            answer = self._answer or self._last_message or None
+            answer = self._answer or self._message.text or None
             lines = [
                 *filter(None, map(to_line, map(format_step, self._last_steps))),
-                *(() if self._format is None else self._errors),
+                *(() if self._format is None else _format_lines(self._errors)),
             ]
             return {
                 "session": self._session,
@@ -314,7 +449,7 @@ class AgentStream(OutputReader):
 
     def explain(self, judgement: Judgement) -> Judgement:
         with self._lock:
-            said = self._failure or _find_last_lines([*self._plain, *self._errors])
+            said = self._failure or _find_last_lines(_format_lines((*self._plain, *self._errors)))
             if judgement.success and self._failure is not None:  # some exit with 0 after an error
                 judgement = Judgement(False, reason="it reported an error")
         if judgement.success or judgement.fault is not None or not said:
@@ -324,6 +459,15 @@ class AgentStream(OutputReader):
         if blame == "agent":
             return replace(judgement, reason=reason)
         return replace(judgement, reason=reason, fault="provider", blocks_others=blame == "login")
+
+
+def _keep(kept: deque[bytes], lines: Sequence[bytes]) -> None:
+    """Keep the beginnings of lines of plain output, which are rarely needed."""
+    kept.extend([line[:_MAX_PLAIN] for line in lines if line and not line.isspace()])
+
+
+def _format_lines(lines: Iterable[bytes]) -> list[str]:
+    return list(filter(None, (to_line(line.decode(errors="replace")) for line in lines)))
 
 
 # Why an agent failed: it says so as text, in its stream or on its standard error.

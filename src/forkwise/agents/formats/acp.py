@@ -15,7 +15,7 @@ from forkwise.agents.agent_event import (
     to_text,
 )
 
-__all__ = ["read_event"]
+__all__ = ["PARTS", "SKIPPED", "STEPS", "read_event"]
 
 _VERBS = {"execute": "bash", "edit": "edit", "read": "read", "delete": "delete", "move": "move", "fetch": "fetch"}
 _SILENT = {
@@ -27,6 +27,20 @@ _SILENT = {
     "config_option_update",
     "session_info_update",
 }
+
+
+def _begin(*kinds: str) -> tuple[bytes, ...]:
+    return tuple(b'{"type": "update", "update": {"sessionUpdate": "%b"' % kind.encode() for kind in kinds)
+
+
+SKIPPED = _begin(*sorted(_SILENT))
+"""Beginnings of lines without anything to show."""
+
+STEPS = _begin("tool_call", "plan")
+"""Beginnings of lines with nothing but steps."""
+
+PARTS = _begin("agent_message_chunk")
+"""Beginnings of lines with a part of a message."""
 
 
 def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:

@@ -16,10 +16,13 @@ from forkwise.agents.agent_event import (
     to_text,
 )
 
-__all__ = ["SKIPPED", "read_event"]
+__all__ = ["REQUESTS", "SKIPPED", "read_event", "read_usage"]
 
 SKIPPED = (b'{"type":"user",',)
 """Beginnings of lines without anything to show: the results of tools, which are most of a stream."""
+
+REQUESTS = (b'{"type":"assistant",',)
+"""Beginnings of lines with steps and messages, and with what their request has used so far."""
 
 
 def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
@@ -52,13 +55,21 @@ def _read_message(message: Mapping[str, Any], *, is_nested: bool) -> Iterator[Ag
             yield AgentEvent(kind="message", text=to_text(part.get("text")))
         elif part.get("type") == "thinking":
             yield AgentEvent(kind="step", text="thinks")
-    if usage := to_table(message.get("usage")):
-        yield AgentEvent(
-            kind="usage",
-            request=to_line(message.get("id")) or "?",
-            model=to_line(message.get("model")),
-            tokens=_read_tokens(usage),
-        )
+    if usage := _read_request(message):
+        yield usage
+
+
+def read_usage(data: Mapping[str, Any]) -> AgentEvent | None:
+    """Return what the request of a line has used so far; None if the line does not say it."""
+    return _read_request(to_table(data.get("message")))
+
+
+def _read_request(message: Mapping[str, Any]) -> AgentEvent | None:
+    usage = to_table(message.get("usage"))
+    if not usage:
+        return None
+    request, model = to_line(message.get("id")) or "?", to_line(message.get("model"))
+    return AgentEvent(kind="usage", request=request, model=model, tokens=_read_tokens(usage))
 
 
 def _read_result(data: Mapping[str, Any]) -> Iterator[AgentEvent]:

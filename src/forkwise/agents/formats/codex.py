@@ -7,7 +7,10 @@ from typing import Any
 
 from forkwise.agents.agent_event import AgentEvent, Tokens, build_tool_event, to_line, to_table, to_text
 
-__all__ = ["STEPS", "read_event"]
+__all__ = ["SKIPPED", "STEPS", "read_event"]
+
+SKIPPED = (b'{"type":"item.updated",', b'{"type":"turn.started"}')
+"""Beginnings of lines without anything to show."""
 
 STEPS = (b'{"type":"item.',)
 """Beginnings of lines with nothing but steps and messages."""

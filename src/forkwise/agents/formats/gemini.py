@@ -7,10 +7,16 @@ from typing import Any
 
 from forkwise.agents.agent_event import AgentEvent, Tokens, build_tool_event, to_line, to_table, to_text
 
-__all__ = ["SKIPPED", "read_event"]
+__all__ = ["PARTS", "SKIPPED", "STEPS", "read_event"]
 
 SKIPPED = (b'{"type":"tool_result",',)
 """Beginnings of lines without anything to show."""
+
+STEPS = (b'{"type":"tool_use",',)
+"""Beginnings of lines with nothing but steps."""
+
+PARTS = (b'{"type":"message",',)
+"""Beginnings of lines with a part of a message, or with the prompt."""
 
 
 def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
@@ -38,8 +44,9 @@ def _read_result(data: Mapping[str, Any]) -> Iterator[AgentEvent]:
     stats = to_table(data.get("stats"))
     models = to_table(stats.get("models"))
     for name, used in list(models.items())[:20]:
-        model = to_line(name).partition(":")[0]
-        yield AgentEvent(kind="usage", request=to_line(name) or "?", model=model, tokens=_read_tokens(to_table(used)))
+        request = to_line(name) or "?"
+        tokens = _read_tokens(to_table(used))
+        yield AgentEvent(kind="usage", request=request, model=request.partition(":")[0], tokens=tokens)
     if stats and not models:
         yield AgentEvent(kind="usage", tokens=_read_tokens(stats))
     if data.get("status") == "success":

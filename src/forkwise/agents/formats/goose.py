@@ -15,7 +15,13 @@ from forkwise.agents.agent_event import (
     to_text,
 )
 
-__all__ = ["read_event"]
+__all__ = ["SKIPPED", "STEPS", "read_event"]
+
+SKIPPED = (b'{"type":"notification",',)
+"""Beginnings of lines without anything to show."""
+
+STEPS = (b'{"type":"message",',)
+"""Beginnings of lines with nothing but steps and messages, and the model, which is the same in all of them."""
 
 
 def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:

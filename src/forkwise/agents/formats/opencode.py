@@ -18,8 +18,8 @@ from forkwise.agents.agent_event import (
 
 __all__ = ["STEPS", "read_event"]
 
-STEPS = tuple(b'{"type":"%b",' % kind for kind in (b"text", b"tool_use", b"reasoning"))
-"""Beginnings of lines with nothing but steps and messages."""
+STEPS = tuple(b'{"type":"%b",' % kind for kind in (b"text", b"tool_use", b"reasoning", b"step_start"))
+"""Beginnings of lines with nothing but steps and messages, and the session, which is the same in all of them."""
 
 
 def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
