@@ -75,8 +75,9 @@ def test_all_keys(tmp_path: Path) -> None:
         (f"[servers.db]\ncommand = 'x'\nkeep = 'all'\n{READY}", "takes 'files' or 'drop', not 'all'"),
         (f"[servers.db]\ncommand = 'x'\nkeep = 'drop'\n{READY}", "name it with data"),
         (f"[servers.db]\ncommand = 'x'\ndata = '../other'\n{READY}", "a directory in the workspace"),
-        (f"[servers.db]\ncommand = 'x'\ndata = '/var/lib/db'\n{READY}", "a directory in the workspace"),
-        (f"[servers.db]\ncommand = 'x'\ndata = '~/db'\n{READY}", "a directory in the workspace"),
+        (f"[servers.db]\ncommand = 'x'\ndata = '/var/lib/db'\n{READY}", "a commit changes the workspace alone"),
+        (f"[servers.db]\ncommand = 'x'\ndata = '~/db'\n{READY}", 'Set keep = "drop"'),
+        (f"[servers.db]\ncommand = 'x'\ndata = '~other/db'\n{READY}", "or an absolute path"),
         (f"[servers.db]\ncommand = 'x'\ndata = '.git/db'\n{READY}", "a directory in the workspace"),
         (f"[servers.db]\ncommand = 'x'\ndata = '.'\n{READY}", "a directory in the workspace"),
         (f"[servers.db]\ncommand = 'x'\nstop = {{ signal = 'STOP' }}\n{READY}", "as its signal one of TERM"),
@@ -112,3 +113,15 @@ def test_what_reaches_outside_the_branch_needs_acceptance(tmp_path: Path) -> Non
     assert len(list_widened_servers(file)) == 1
     Acceptances(tmp_path).accept(file.path, file.sha256)
     assert read_servers(tmp_path)[0].name == "db"
+
+
+def test_a_data_directory_outside_of_the_workspace_needs_acceptance(tmp_path: Path) -> None:
+    Workspace(tmp_path)
+    write(tmp_path, f"[servers.db]\ncommand = 'x'\ndata = '/var/lib/db/'\nkeep = 'drop'\n{READY}")
+    with pytest.raises(ConfigError, match=r"copy-on-write view of /var/lib/db\. Review and accept it"):
+        read_servers(tmp_path)
+    file = read_workspace_config(tmp_path, SERVERS)
+    assert file is not None
+    Acceptances(tmp_path).accept(file.path, file.sha256)
+    assert read_servers(tmp_path)[0].outer_data == "/var/lib/db"
+    assert find_data_directories(tmp_path) == DataDirectories()

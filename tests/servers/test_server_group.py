@@ -260,3 +260,67 @@ def test_a_branch_is_not_committed_while_servers_run_on_its_data(branch: Branch,
         branch.commit()
     group.stop()
     assert "data/file" in branch.commit().added
+
+
+COUNT = f"""
+import os, socket, sys
+rows = os.path.join(sys.argv[1], "rows")
+with open(rows, "a") as file: file.write("one more\\n")
+server = socket.create_server(("127.0.0.1", {PORT}))
+while True:
+    client = server.accept()[0]
+    client.sendall(open(rows, "rb").read())
+    client.close()
+"""
+
+
+def ask_for_rows(branch: Branch, network: BranchNetwork, data: Path) -> list[bytes]:
+    server = build((*PYTHON, COUNT, str(data)), data=str(data), keep="drop", before=(("touch", f"{data}/prepared"),))
+    group = ServerGroup([server], branch, space=network.space)
+    try:
+        group.start()
+        with network.space.connect(PORT, timeout=20) as connection:
+            return connection.makefile("rb").read().splitlines()
+    finally:
+        group.stop()
+
+
+def test_a_data_directory_outside_of_the_workspace_is_branched_and_dropped(
+    branch: Branch, network: BranchNetwork, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "rows").write_text("of the base\n")
+    other = branch.workspace.branch("other", on_success=None, on_error=None)
+    assert ask_for_rows(branch, network, data) == [b"of the base", b"one more"]
+    assert ask_for_rows(branch, network, data) == [b"of the base", b"one more", b"one more"]
+    assert ask_for_rows(other, network, data) == [b"of the base", b"one more"]
+    (branch.path / "result").write_text("1")
+    assert branch.commit().paths == ("result",)
+    assert (data / "rows").read_text() == "of the base\n"
+    assert sorted(os.listdir(data)) == ["rows"]
+
+
+def test_a_data_directory_outside_that_cannot_be_branched_is_refused(branch: Branch, tmp_path: Path) -> None:
+    used = tmp_path / "used"
+    used.mkdir()
+    (tmp_path / "link").symlink_to(used)
+    inside = branch.workspace.path / "inside"
+    inside.mkdir()
+    refused = {
+        tmp_path / "missing": "there is no such directory",
+        tmp_path: "it contains",
+        Path("/"): "it contains",
+        inside: "name it relative to that",
+        tmp_path / "link": f"through a symbolic link: name {used}",
+    }
+    for data, reason in refused.items():
+        with pytest.raises(ServerError, match=rf"was not started on a view .*{reason}"):
+            ServerGroup([build(data=str(data), keep="drop")], branch).start()
+    command = [*PYTHON, f"import os; os.chdir({str(used)!r}); print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+        assert user.stdout is not None
+        user.stdout.readline()
+        with pytest.raises(ServerError, match=rf"in use by .*process {user.pid}"):
+            ServerGroup([build(data=str(used), keep="drop")], branch).start()
+        user.communicate(b"\n")

@@ -1,7 +1,8 @@
 """The servers of a workspace: ``.forkwise/servers.toml``, read from the base and checked.
 
 The file comes with the workspace, so it is untrusted. What it starts is confined to the branch and needs no acceptance.
-What reaches outside the branch, variables of the user's environment, is refused until the user accepted the content.
+What reaches outside the branch, variables of the user's environment and a view of a data directory that is not in the
+workspace, is refused until the user accepted the content.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ class Server:
 
     ``before`` are commands that run before it is started, ``after`` those that run once it is ready, within ``timeout``
     seconds each. ``passed`` are variables of the user's environment that it gets. ``data`` is its data directory,
-    relative to the workspace; with ``keep="drop"`` changes in it are not part of the branch's result. ``user`` is the
-    account under which root runs it; by default the owner of the data directory.
+    relative to the workspace; with ``keep="drop"`` changes in it are not part of the branch's result, and it may be an
+    absolute path outside of the workspace. ``user`` is the account under which root runs it; by default the owner of
+    the data directory.
     """
 
     name: str
@@ -103,6 +105,11 @@ class Server:
     keep: Keep = "files"
     data: str | None = None
     user: str | None = None
+
+    @property
+    def outer_data(self) -> str | None:
+        """The data directory if it is outside of the workspace."""
+        return self.data if self.data is not None and os.path.isabs(self.data) else None
 
 
 def read_servers(workspace: Path) -> tuple[Server, ...]:
@@ -135,15 +142,19 @@ def find_data_directories(workspace: Path) -> DataDirectories:
     whole: list[str] = []
     dropped: list[str] = []
     for server in () if file is None else _parse_file(file):
-        if server.data is not None:
+        if server.data is not None and server.outer_data is None:
             (whole if server.keep == "files" else dropped).append(server.data)
     return DataDirectories(tuple(whole), tuple(dropped))
 
 
 def _list_widened(servers: Sequence[Server]) -> list[str]:
-    return [
-        f"[servers.{server.name}] gets the variables {', '.join(server.passed)}" for server in servers if server.passed
-    ]
+    widened = []
+    for server in servers:
+        if server.passed:
+            widened.append(f"[servers.{server.name}] gets the variables {', '.join(server.passed)}")
+        if server.outer_data is not None:
+            widened.append(f"[servers.{server.name}] works on a copy-on-write view of {server.outer_data}")
+    return widened
 
 
 # The file's tables
@@ -218,7 +229,14 @@ def _parse_server(name: str, table: object) -> Server:
             raise _ValueError(f"{where} has no {key}")
     if values.get("keep") == "drop" and "data" not in values:
         raise _ValueError(f'keep = "drop" in {where} is about a data directory: name it with data')
-    return Server(name=name, **values)
+    server = Server(name=name, **values)
+    if server.outer_data is not None and server.keep != "drop":
+        raise _ValueError(
+            f"data in {where} is outside of the workspace, and a commit changes the workspace alone, so that a kill "
+            'cannot leave the files of one branch beside the database of another. Set keep = "drop" to start each '
+            "branch with a copy-on-write view of it, which is dropped with the branch, or move it into the workspace"
+        )
+    return server
 
 
 def _shorten(value: object) -> str:
@@ -326,11 +344,12 @@ def _read_keep(value: object) -> Keep:
 
 
 def _read_data(value: object) -> str:
-    path = os.path.normpath(_read_text(value))
-    is_inside = not os.path.isabs(path) and path != "." and path.partition("/")[0] not in ("..", "~", ".git")
+    text = _read_text(value)
+    path = os.path.normpath(os.path.expanduser(text) if text.startswith("~/") else text)
+    is_inside = path != "." and path.partition("/")[0] not in ("..", ".git") and not path.startswith("~")
     if not is_inside or not path.isprintable():
-        raise _ValueError("the path of a directory in the workspace, relative to it: no other is branched with it")
-    return path
+        raise _ValueError("the path of a directory in the workspace, relative to it, or an absolute path")
+    return path.replace("//", "/", 1) if path.startswith("//") else path
 
 
 _READERS: dict[str, tuple[str, Callable[[object], Any]]] = {

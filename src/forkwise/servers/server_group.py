@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
 from forkwise.errors import BranchingError, ProcessBranchError, ServerError
+from forkwise.files.path_view import make_path_view
 from forkwise.files.store.branch_info import hold_serving
 from forkwise.linux import fds
 from forkwise.linux.directory_user import find_directory_user
@@ -52,6 +53,7 @@ _LONGEST_LINE = 4096
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 _REQUEST_TIMEOUT_S = 5.0
 _GOOD_STATUS = range(200, 400)
+_WHOLE_PATH_VIEWS = ("overlay", "reflink")
 _SNAPSHOTS = ("btrfs",)  # views that have the files of one moment
 
 
@@ -130,6 +132,9 @@ class ServerGroup:
         """
         if server.data is None:
             return
+        if server.outer_data is not None:
+            self._check_outer_data(server, server.outer_data)
+            return
         root = os.fspath(self._branch.workspace.path)
         path = os.path.join(root, server.data)
         if os.path.realpath(path) != path:
@@ -155,10 +160,30 @@ class ServerGroup:
                 server=server.name,
             )
 
+    def _check_outer_data(self, server: Server, path: str) -> None:
+        """Raise ServerError if the branch cannot have a view of a data directory that is outside of the workspace."""
+        problem = _find_outer_problem(path, self._branch)
+        if not problem:
+            try:
+                kind = make_path_view(self._branch, path).kind
+            except (BranchingError, OSError) as error:
+                problem = str(error)
+            else:
+                if kind not in _WHOLE_PATH_VIEWS:
+                    problem = (
+                        "neither an overlay nor reflinks of it can be made here, and copies leave out large files. Set "
+                        "FORKWISE_STATE to a directory on ext4, XFS, btrfs or tmpfs"
+                    )
+        if problem:
+            raise ServerError(
+                f"server {server.name!r} was not started on a view of its data directory {path}: {problem}",
+                server=server.name,
+            )
+
     def _start_server(self, server: Server) -> None:
         self._check_data(server)
         for command in server.before:
-            self._run_command(server, command, "before it was started")
+            self._run_command(server, command, "before it was started", has_data=True)
         port = server.ready.served_port
         if port is not None and self._can_connect(port):
             others = ", ".join(run.server.name for run in self._runs)
@@ -184,7 +209,7 @@ class ServerGroup:
                 self._branch,
                 self._build_argv(server, server.command),
                 (null, writer, writer),
-                confinement=self._confine(server),
+                confinement=self._confine(server, has_data=True),
                 space=self.space,
             )
         except (BranchingError, OSError) as error:
@@ -197,10 +222,16 @@ class ServerGroup:
             fds.close(*(fd for fd in (writer, null) if fd >= 0))
         return _ServerRun(server, process, reader, self._on_output)
 
-    def _confine(self, server: Server) -> Confinement:
+    def _confine(self, server: Server, *, has_data: bool = False) -> Confinement:
+        """Return the confinement of a command of a server.
+
+        One sandbox at a time has the view of a data directory outside of the workspace: ``has_data`` says which.
+        """
+        views = () if server.outer_data is None or not has_data else (server.outer_data,)
         passed = {name: os.environ[name] for name in server.passed if name in os.environ}
         return replace(
             self._confinement,
+            branched=(*self._confinement.branched, *views),
             given={**self._confinement.given, **passed, **server.env},
             limits=replace(self._confinement.limits, wall=None),
         )
@@ -239,7 +270,7 @@ class ServerGroup:
             return None
         return (status.st_uid, status.st_gid) if status.st_uid else None
 
-    def _run_command(self, server: Server, command: Sequence[str], when: str) -> None:
+    def _run_command(self, server: Server, command: Sequence[str], when: str, *, has_data: bool = False) -> None:
         """Run a command that prepares a server. Raises ServerError if it fails."""
         tail = bytearray()
 
@@ -253,7 +284,7 @@ class ServerGroup:
             done = run_in_branch(
                 self._branch,
                 self._build_argv(server, command),
-                confinement=self._confine(server),
+                confinement=self._confine(server, has_data=has_data),
                 timeout=server.timeout,
                 capture=False,
                 on_output=keep,
@@ -503,6 +534,28 @@ class _ServerRun:
         if self._output_fd >= 0:
             fds.close(self._output_fd)
             self._output_fd = -1
+
+
+def _find_outer_problem(path: str, branch: Branch) -> str:
+    """Return why a directory outside of the workspace cannot be the data directory of a server in a branch."""
+    real = os.path.realpath(path)
+    if not os.path.isdir(real):
+        return "there is no such directory; create it with the server's own program first"
+    if real != path:
+        return f"it is reached through a symbolic link: name {real}"
+    near = [os.fspath(branch.workspace.path), branch.state_dir.state, os.path.expanduser("~"), os.sep]
+    for other in map(os.path.realpath, near):
+        if f"{other}/".startswith(f"{real.rstrip('/')}/"):
+            return f"it contains {other}; name the directory of the database itself"
+    if f"{real}/".startswith(f"{os.path.realpath(branch.workspace.path)}/"):
+        return "it is in the workspace: name it relative to that"
+    user = find_directory_user(real)
+    if user is not None:
+        return (
+            f"it is in use by {user}, so that no branch has a consistent copy. Stop that process; attempts get servers "
+            "of their own"
+        )
+    return ""
 
 
 def _has_parts(line: bytes, parts: Sequence[bytes]) -> bool:
