@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["forkwise_command", "main"]
 
-_LOOKS = ("ls", "show", "diff")  # the other verbs and their options are not loaded for these
+_ALONE = {  # verbs that people wait for, by their module: the other verbs and their options are not loaded
+    "ls": "forks",
+    "show": "forks",
+    "diff": "forks",
+    "run": "explore",
+    "best-of": "explore",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -41,11 +47,13 @@ def main() -> None:
         print_candidates(words[1:])
         return
     verb = words[2] if words[:1] == ["-C"] and words[2:] else next(iter(words), "")
-    if verb in _LOOKS:
-        from forkwise.cli.commands import forks
+    if verb in _ALONE:
+        from importlib import import_module
+
         from forkwise.cli.root_command import forkwise_command
 
-        forkwise_command.add_command(getattr(forks, verb))
+        commands = import_module(f"forkwise.cli.commands.{_ALONE[verb]}")
+        forkwise_command.add_command(getattr(commands, verb.replace("-", "_")))
     else:
         from forkwise.cli.verbs import forkwise_command
     forkwise_command.main(prog_name="forkwise")

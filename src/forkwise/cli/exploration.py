@@ -428,11 +428,13 @@ def _print_answer(outcome: SpeculationOutcome, options: ExploreOptions, progress
 
 def _find_continuation(outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress) -> str:
     """Return the command line that continues the session of the winner's agent; empty if there is none."""
-    from forkwise.agents.preset import find_resume_argv
-
     if outcome.winner is None or outcome.winner.attempt is None:
         return ""
     winner = progress.ledger.attempt(outcome.winner.attempt)
+    if winner.agent is None:
+        return ""
+    from forkwise.agents.preset import find_resume_argv
+
     argv = find_resume_argv(winner.agent, winner.session, options.directory)
     if not argv or outcome.commit is not None:
         return shlex.join(argv)

@@ -353,6 +353,8 @@ class ExploreOptions:
                     raise click.UsageError(f"{option} {path}: no such file or directory")
 
     def _find_agents(self, names: Sequence[str]) -> list[Agent]:
+        if not names:
+            return []
         from forkwise.agents.preset import find_agent
         from forkwise.config.config_file import AGENTS, find_workspace_config
 

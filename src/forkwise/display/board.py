@@ -14,7 +14,6 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from forkwise.agents.agent_event import format_step
 from forkwise.display.columns import Fit, cut_cell, fit_columns
 from forkwise.display.output import Output, grid, printable
 from forkwise.display.progress_line import WorkList
@@ -126,7 +125,7 @@ class Board:
         self._quiet = quiet
         self._log_directory = log_directory
         self._followers: dict[str, LogFollower] = {}
-        self._seen = 0
+        self._seen: int | None = None
         self._forks = {self._fork}
         self._live: Live | None = None
         self._work = WorkList()
@@ -232,6 +231,9 @@ class Board:
 
     def _new_events(self) -> Iterator[Event]:
         """Yield the events since the last call, of this fork and of the forks nested in it."""
+        if self._seen is None:  # earlier forks may have many
+            first = self._ledger.events(fork=self._fork, limit=1)
+            self._seen = first[0].seq - 1 if first else 0
         for event in self._ledger.events(after=self._seen):
             self._seen = event.seq
             outer = (event.data.get("parent") or "").partition(".")[0] if event.kind == "begun" else ""
@@ -258,6 +260,8 @@ class Board:
     def _print_steps(self, event: Event) -> None:
         if self._log_directory is None or event.kind != "acted":
             return
+        from forkwise.agents.agent_event import format_step
+
         for step in event.data.get("steps") or ():
             if isinstance(step, dict) and (lines := format_step(step).splitlines()):
                 for line in lines:

@@ -27,8 +27,6 @@ from forkwise.explore.tree_of_thoughts import OnDeadEnd, TreeOfThoughts
 from forkwise.fork.agent_paths import AgentPaths
 from forkwise.fork.candidate import Candidate, OutputReader
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, scratch
-from forkwise.fork.evaluators.cross_tests import CrossTests
-from forkwise.fork.evaluators.tests import Tests
 from forkwise.fork.execute import SpendLimits
 from forkwise.fork.runner import Job, RunEnd, Runner, SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Parent
     from forkwise.files.store.changes import OnConflict
     from forkwise.files.workspace import Workspace
+    from forkwise.fork.evaluators.tests import Tests
     from forkwise.servers.server_file import Server
 
 __all__ = [
@@ -334,6 +333,8 @@ class Recipe:
         """Build the evaluator that runs the tests, with ``servers``; None without tests."""
         if self.tests is None:
             return None
+        from forkwise.fork.evaluators.tests import Tests  # noqa: PLC0415 - loads the formats of reports
+
         command = None if self.tests == "auto" else self.tests
         return Tests(
             command,
@@ -363,6 +364,8 @@ class Recipe:
         tests = self.build_tests(servers)
         judges: list[Evaluator] = [] if tests is None else [tests]
         if tests is not None and self.cross_tests:
+            from forkwise.fork.evaluators.cross_tests import CrossTests  # noqa: PLC0415 - as above
+
             judges.append(CrossTests(tests))
         if self.compares and self.kind != "tournament":
             judges += [OwnScore(), SmallerDiff()]

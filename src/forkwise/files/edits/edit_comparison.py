@@ -7,10 +7,10 @@ branch changed, and at the directories that contain these.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
+from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 from forkwise.files.store.branch_info import BranchInfo
@@ -36,17 +36,16 @@ def find_edits(branch: Branch, generation: int) -> list[str]:
     # Where a branch is a complete tree, what it changed is not known without reading that.
     delta = () if branch.view_kind.whole else branch.delta()
     changed = [change.path for change in islice(delta, _MOST_PATHS)]
-    found: dict[str, None] = {}
     with closing_fd(open_root(workspace.target)) as root:
-        for path in (*_list_top(root), *_add_directories(changed)):
-            if path in found or is_of_git(path):
-                continue
-            status = _find_status(root, path)
-            if status is not None and status.st_ctime_ns >= since:
-                found[path] = None
-        directories = {path for path in found if _is_directory(root, path)}
-    committed = list_committed(workspace, generation)
-    return [f"{path}/" if path in directories else path for path in found if path not in committed]
+        known = _read_top(root)
+        known |= {path: _find_status(root, path) for path in _add_directories(changed) if path not in known}
+    found = {
+        path: status
+        for path, status in known.items()
+        if status is not None and status.st_ctime_ns >= since and not is_of_git(path)
+    }
+    committed = list_committed(workspace, generation) if found else set()
+    return [f"{path}/" if S_ISDIR(status.st_mode) else path for path, status in found.items() if path not in committed]
 
 
 def list_committed(workspace: Workspace, generation: int) -> set[str]:
@@ -62,9 +61,14 @@ def is_of_git(path: str) -> bool:
     return ".git" in path.split("/")
 
 
-def _list_top(root: int) -> list[str]:
+def _read_top(root: int) -> dict[str, os.stat_result | None]:
+    """Return the status of each entry of the top directory, by its name."""
+    found: dict[str, os.stat_result | None] = {}
     with closing_fd(open_directory(root, "")) as fd, os.scandir(fd) as entries:
-        return sorted(entry.name for entry in islice(entries, _MOST_PATHS))
+        for entry in islice(entries, _MOST_PATHS):
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                found[entry.name] = entry.stat(follow_symlinks=False)
+    return dict(sorted(found.items()))
 
 
 def _add_directories(paths: Iterable[str]) -> list[str]:
@@ -89,10 +93,3 @@ def _find_status(root: int, path: str) -> os.stat_result | None:
         if error.errno in NOT_THERE:
             return None
         raise
-
-
-def _is_directory(root: int, path: str) -> bool:
-    with suppress(OSError):
-        status = _find_status(root, path)
-        return status is not None and stat.S_ISDIR(status.st_mode)
-    return False

@@ -83,13 +83,13 @@ class EditWatch:
 
     def _read(self) -> None:
         assert self._watch is not None
-        found, own = self._pending, os.getpid()
+        found = self._pending
         for _ in range(_MOST_READS):
-            changes, is_incomplete = self._watch.read()
-            for path, pid in changes:
-                if pid != own and path and len(found) < _MOST_PATHS and not is_of_git(path):
+            paths, is_incomplete = self._watch.read()
+            for path in paths:
+                if path and len(found) < _MOST_PATHS and not is_of_git(path):
                     found[path] = None
-            if not changes and not is_incomplete and not self._is_readable():
+            if not paths and not is_incomplete and not self._is_readable():
                 break
         with suppress(OSError, BranchingError):  # the workspace is being removed, or its history cannot be read now
             if not found or self._workspace.state_dir.settled_head() is None:

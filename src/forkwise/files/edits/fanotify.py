@@ -10,11 +10,10 @@ import ctypes
 import errno
 import os
 import struct
-from typing import NamedTuple
 
 from forkwise.linux import fds
 
-__all__ = ["FileWatch", "ReportedChange"]
+__all__ = ["FileWatch"]
 
 _CLOEXEC, _NONBLOCK = 0x1, 0x2
 _REPORT_DIRECTORY_AND_NAME = 0x400 | 0x800
@@ -32,17 +31,11 @@ _MOST_DIRECTORIES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class ReportedChange(NamedTuple):
-    """A file or directory that was written, created, removed or renamed: its path in the tree, and by which process."""
-
-    path: str
-    pid: int
-
-
 class FileWatch:
-    """The changes of the files below a directory, from now on. Raises OSError if the kernel does not report them.
+    """The changes of the files below a directory by other processes, from now on.
 
-    That needs root, Linux 5.9, and a filesystem whose files have handles.
+    Raises OSError if the kernel does not report them: that needs root, Linux 5.9, and a filesystem whose files have
+    handles.
     """
 
     def __init__(self, directory: str) -> None:
@@ -72,8 +65,8 @@ class FileWatch:
         """Return a descriptor that is readable when there are changes."""
         return self._fd
 
-    def read(self) -> tuple[list[ReportedChange], bool]:
-        """Return changes that were reported since the last call, and whether the kernel has dropped others.
+    def read(self) -> tuple[list[str], bool]:
+        """Return the paths that were changed since the last call, and whether the kernel has dropped others.
 
         A call returns a limited number of them; the descriptor stays readable if there are more. The kernel keeps a
         limited number for a reader (``fs.fanotify.max_queued_events``).
@@ -82,20 +75,24 @@ class FileWatch:
             data = os.read(self._fd, _MAX_READ)
         except BlockingIOError:
             return [], False
-        changes: dict[ReportedChange, None] = {}
+        changed: dict[str, None] = {}
         is_incomplete = False
+        own = os.getpid()
         start = 0
         while start + _METADATA.size <= len(data):
             length, _version, _, header, mask, _fd, pid = _METADATA.unpack_from(data, start)
             if length < _METADATA.size:
                 break
             is_incomplete = is_incomplete or bool(mask & _OVERFLOW)
-            if mask & _ON_DIRECTORY and mask & (_MOVED_FROM | _MOVED_TO):
-                self._paths.clear()  # the directories below have other paths now
-            for path in self._find_paths(data[start + header : start + length]):
-                changes[ReportedChange(path, pid)] = None
+            is_move = mask & _ON_DIRECTORY and mask & (_MOVED_FROM | _MOVED_TO)
+            if pid != own or is_move:
+                paths = self._find_paths(data[start + header : start + length])
+                if pid != own:
+                    changed |= dict.fromkeys(paths)
+                if is_move and paths:
+                    self._paths.clear()  # the directories below have other paths now
             start += length
-        return list(changes), is_incomplete
+        return list(changed), is_incomplete
 
     def close(self) -> None:
         """Stop watching."""
