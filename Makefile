@@ -47,8 +47,8 @@ demo: $(CORE)  ## try four fixes side by side, commit the one that passes the te
 	@echo "Running the demo"
 	@$(BIN)/python -m tools.demo
 
-agents: $(DEV)  ## run real coding agents, installed from npm, against a scripted model, as root and as another user
-	@$(BIN)/python -m tools.agents
+agents: $(DEV)  ## run real coding agents, installed from npm and PyPI, against a scripted model (AGENTS='claude pi' for some)
+	@$(BIN)/python -m tools.agents $(AGENTS)
 
 test: system $(DEV) $(DOCS)  ## run the tests, the same way every time (PYTEST_ARGS='-k name' for some)
 	@$(BIN)/python scripts/run-tests $(PYTEST_ARGS)

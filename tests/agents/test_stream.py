@@ -71,6 +71,34 @@ def test_recorded_streams(name: str, size: int) -> None:
     assert stream.explain(judge(RunEnd("exit", exit_code=0))).success
 
 
+@pytest.mark.parametrize(
+    ("name", "stream", "session", "tokens"),
+    [
+        ("copilot", "copilot", "565e3622-67f8-49a6-a9d7-eff13118d8a5", None),
+        ("pi", "pi", "01a1ea71-1ed1-73c9-b433-d8758bf2e819", (200, 10)),
+        ("qwen", "claude", "2a094228-ee78-43ea-a9da-c69bbea3f55b", (200, 10)),
+    ],
+)
+def test_recorded_streams_of_short_runs(name: str, stream: str, session: str, tokens: tuple[int, int] | None) -> None:
+    read_stream = read(stream, (STREAMS / f"{name}.jsonl").read_bytes())
+    assert list_steps(read_stream) == ["bash: sed -i s/-/+/ calc.py", "Fixed it."]
+    assert read_stream.facts["answer"] == "Fixed it."
+    assert read_stream.facts["session"] == session
+    cost = read_stream.find_cost()
+    assert tokens == (None if cost is None else (cost["input_tokens"], cost["output_tokens"]))
+    assert read_stream.explain(judge(RunEnd("exit", exit_code=0))).success
+
+
+def test_failures_of_pi_and_copilot_say_why() -> None:
+    message = {"role": "assistant", "content": [], "stopReason": "error", "errorMessage": "401 invalid api key"}
+    found = read("pi", line(type="message_end", message=message)).explain(judge(RunEnd("exit", exit_code=1)))
+    assert found.fault == "provider"
+    error = line(type="session.error", data={"message": "the tool crashed"})
+    found = read("copilot", error, line(type="result", exitCode=1)).explain(judge(RunEnd("exit", exit_code=1)))
+    assert (found.success, found.fault) == (False, None)
+    assert "the tool crashed" in (found.reason or "")
+
+
 def test_tokens_without_a_price_are_priced_by_the_list() -> None:
     stream = AgentStream("codex", PROJECT, model="gpt-5")
     stream.feed("stdout", line(type="turn.completed", usage={"input_tokens": 1_000_000, "output_tokens": 0}))

@@ -240,6 +240,7 @@ def test_users_add_and_workspaces_change(
         ("[helper]\nwritable = []", "[helper] needs a command"),
         ("[helper]\ncomand = []", "unknown key 'comand' in [helper]; known keys: command,"),
         ("[helper]\nenvironment = { A = 1 }", "invalid environment in [helper]"),
+        ('[helper]\nlitter = [".helper", "**/*"]', "invalid litter in [helper]"),
     ],
 )
 def test_a_table_that_is_wrong_is_named(run: Run, tables: Callable[[str, str], Path], text: str, said: str) -> None:
@@ -247,6 +248,41 @@ def test_a_table_that_is_wrong_is_named(run: Run, tables: Callable[[str, str], P
     refused = run("run", "--agent", "helper", "fix it", code=1).stderr
     assert refused.startswith(f"forkwise: error: {source}")
     assert said in refused
+
+
+def test_litter_is_not_part_of_the_changes(
+    run: Run, project: Path, tables: Callable[[str, str], Path], home: Path
+) -> None:
+    tables("user", '[sloppy]\ncommand = ["sloppy", "{prompt}"]\nlitter = [".sloppy*"]')
+    program = home / "bin/sloppy"
+    program.write_text("#!/bin/sh\necho x > .sloppy.log\nmkdir .sloppy.d\necho y > .sloppy.d/y\n$1\n")
+    program.chmod(0o755)
+    assert "1 file" in run("run", "--agent", "sloppy", "touch made").stdout
+    assert (project / "made").exists()
+    assert not list(project.glob(".sloppy*"))
+    assert "no change" in run("run", "--agent", "sloppy", "true", code=7).stdout
+    run("run", "--agent", "sloppy", "--include-ignored", "true")
+    assert len(list(project.glob(".sloppy*"))) == 2
+
+
+def test_a_workspace_cannot_hide_changes_as_litter(
+    run: Run, project: Path, tables: Callable[[str, str], Path], install: Callable[[str], None]
+) -> None:
+    install("helper")
+    tables("user", '[helper]\ncommand = ["helper", "{prompt}"]\nlitter = [".a*", ".b*"]')
+    (project / ".forkwise").mkdir()
+    (project / ".forkwise/agents.toml").write_text('[helper]\nlitter = [".b*", "report.json"]')
+    assert load_agents(project)["helper"].litter == (".b*",)
+    said = run("run", "--agent", "helper", "fix it").stderr
+    assert "litter of [helper]" in said
+    assert (project / "report.json").exists()
+    assert "[helper] litter = ['.b*', 'report.json']" in run("trust", "--json").stdout
+
+
+def test_an_option_goes_with_the_model_that_is_its_value() -> None:
+    agent = Agent(name="helper", command=("helper", "--mode", "json", "--model", "{model}", "-p", "{prompt}"))
+    assert agent.argv("x")[2].splitlines()[-1] == 'exec helper --mode json -p "$1"'
+    assert agent.argv("x", "big")[2].splitlines()[-1] == 'exec helper --mode json --model big -p "$1"'
 
 
 def test_an_agent_that_is_not_there(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

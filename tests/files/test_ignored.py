@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import Branch, ConflictError, Workspace
+from forkwise.git.ignore_rules import IgnoreRules
 from tests.files.snapshot import snapshot
 from tests.git.payloads import run_plain_git
 from tests.need import need
@@ -190,3 +191,39 @@ def test_git_is_asked_for_a_directory_and_not_for_its_files(
     assert [c.path for c in branch.delta(ignore=is_ignored)] == ["web", "web/a.js"]
     assert not [path for path in asked if path.endswith(".js") and path != "web/a.js"]
     branch.abort()
+
+
+LITTER = IgnoreRules((".helper*", "/cache/helper"))
+
+
+def test_litter_is_in_no_delta_and_no_commit(workspace: Workspace, project: Path) -> None:
+    write(project / ".helper.history", "mine\n")
+    branch = workspace.branch("try")
+    branch.set_ignore(LITTER)
+    change(branch, {"a.py": "new\n", ".helper.history": "its\n", "pkg/.helper.d/x": "x", "cache/helper/y": "y"})
+    change(branch, {"pkg/__pycache__/c.pyc": "byte code", "deep/cache/helper": "z\n"})
+    write(project / ".helper.history", "mine, later\n")  # no conflict
+    again = Workspace(project).branches()[0]
+    assert again.ignore == LITTER
+    assert {change.path for change in again.delta()} == {"a.py", "deep", "deep/cache", "deep/cache/helper"}
+    again.commit()
+    assert (project / "a.py").read_text() == "new\n"
+    assert (project / ".helper.history").read_text() == "mine, later\n"
+    assert not any((project / name).exists() for name in ("pkg/.helper.d", "cache", "pkg/__pycache__/c.pyc"))
+
+
+def test_a_tracked_file_is_not_litter(project: Path, open_workspace: Open) -> None:
+    run_plain_git(project, "init", "--quiet")
+    write(project / ".helper.d/settings", "1\n")
+    run_plain_git(project, "add", ".helper.d/settings")
+    branch = open_workspace(project).branch("try")
+    branch.set_ignore(LITTER)
+    change(branch, {".helper.d/settings": "2\n", ".helper.d/log": "x\n", ".helper.history": "y\n"})
+    run_plain_git(branch.path, "rm", "--quiet", "--cached", "-rf", ".helper.d")  # the workspace's index decides
+    assert {change.path for change in branch.delta()} == {".helper.d/settings"}
+
+
+@pytest.mark.parametrize("litter", [("",), ("/",), (1,), "x"])
+def test_litter_that_is_no_glob_is_refused(project: Path, open_workspace: Open, litter: object) -> None:
+    with pytest.raises(TypeError, match="globs"):
+        open_workspace(project).branch("try").set_ignore(IgnoreRules(litter))  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ _SESSION = "{session}"
 _USD = "{usd}"
 _LONGEST_ARGUMENT = 96 << 10  # bytes; the kernel takes 128 KiB, and feedback on earlier attempts may be added
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
-_PATHS = ("writable", "shared", "credentials", "branched", "sessions", "databases")
+_PATHS = ("writable", "shared", "credentials", "branched", "sessions", "databases", "litter")
 """Keys that list paths, each a permission. Not ``logins``: without a refreshed login the user is logged out."""
 
 # No agent reads the feedback file by itself, so a shell adds it to the prompt.
@@ -73,7 +73,8 @@ class Agent:
 
     ``source`` is the last file that defined it. ``notes`` are messages about parts of files that have no effect.
     ``long_command`` runs it with a prompt that is too long for an argument: it reads a file, or its standard input.
-    ``shared`` are caches below the home directory that attempts share with the host.
+    ``shared`` are caches below the home directory that attempts share with the host. ``litter`` are globs of files that
+    it leaves in a workspace, which are not part of its changes.
     ``model`` is the one that was named with it, as in ``claude:opus``. ``stream`` names the format in which it prints
     what it does, ``resume`` is the command that continues a session. ``untested`` says that nobody tests this table.
     """
@@ -83,6 +84,7 @@ class Agent:
     long_command: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    litter: tuple[str, ...] = ()
     credentials: tuple[str, ...] = ()
     paths: AgentPaths = field(default_factory=AgentPaths)
     passes: tuple[str, ...] = ()
@@ -151,8 +153,14 @@ class Agent:
 
 
 def _format_line(words: Sequence[str], values: Mapping[str, str | None]) -> str:
-    """Format words for a shell; a word with a placeholder that has no value is left out."""
-    kept = [word for word in words if not any(value is None and name in word for name, value in values.items())]
+    """Format words for a shell. A word with a placeholder that has no value is left out, with an option before it."""
+    empty = [name for name, value in values.items() if value is None]
+    kept: list[str] = []
+    for word in words:
+        if not any(name in word for name in empty):
+            kept.append(word)
+        elif word in empty and kept and kept[-1].startswith("-"):
+            kept.pop()  # "--model" before "{model}"
     parts = re.compile("|".join(f"({re.escape(name)})" for name in values))
     return " ".join(
         "".join(values.get(part) or _quote(part) for part in parts.split(word) if part) or "''" for word in kept
@@ -338,6 +346,11 @@ def _is_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
+def _is_litter(value: Any) -> bool:
+    """Return whether a value is a list of globs, none of which matches every name."""
+    return _is_words(value) and all(any(set(part) - set("*?") for part in glob.split("/")) for glob in value)
+
+
 def _is_command(value: Any) -> bool:
     return _is_words(value) and bool(value) and any(_PROMPT in word for word in value[1:])
 
@@ -365,6 +378,7 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "long_command": _is_long_command,
     "writable": _is_words,
     "shared": _is_words,
+    "litter": _is_litter,
     "credentials": _is_words,
     "branched": _is_words,
     "sessions": _is_words,

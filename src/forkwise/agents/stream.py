@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from forkwise.agents.agent_event import AgentEvent, Tokens, format_step, to_line, to_text
-from forkwise.agents.formats import acp, claude, codex, gemini, goose, opencode
+from forkwise.agents.formats import acp, claude, codex, copilot, gemini, goose, opencode, pi
 from forkwise.fork.candidate import Judgement, OutputReader
 
 __all__ = ["FORMATS", "AgentStream", "StreamFormat"]
@@ -57,9 +57,11 @@ FORMATS: dict[str, StreamFormat] = {
     "acp": StreamFormat(acp.read_event, acp.SKIPPED, acp.STEPS, acp.PARTS),
     "claude": StreamFormat(claude.read_event, claude.SKIPPED, requests=claude.REQUESTS, read_usage=claude.read_usage),
     "codex": StreamFormat(codex.read_event, codex.SKIPPED, codex.STEPS),
+    "copilot": StreamFormat(copilot.read_event),
     "gemini": StreamFormat(gemini.read_event, gemini.SKIPPED, gemini.STEPS, gemini.PARTS),
     "goose": StreamFormat(goose.read_event, goose.SKIPPED, goose.STEPS),
     "opencode": StreamFormat(opencode.read_event, steps=opencode.STEPS),
+    "pi": StreamFormat(pi.read_event, pi.SKIPPED),
 }
 """The formats by name, as the key ``stream`` of an agent's table names them."""
 

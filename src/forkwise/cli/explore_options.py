@@ -182,6 +182,7 @@ class ExploreOptions:
             retest=not self.no_retest,
             stop_when=self.stop_when,
             include_ignored=self.include_ignored,
+            litter=tuple(dict.fromkeys(glob for agent in agents.values() for glob in agent.litter)),
             allow_empty=self.allow_empty,
             has_prompt=bool(agents),
             frozen=self.frozen,

@@ -29,6 +29,7 @@ from forkwise.fork.candidate import Candidate, OutputReader
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, scratch
 from forkwise.fork.execute import SpendLimits
 from forkwise.fork.runner import Job, RunEnd, Runner, SandboxRunner
+from forkwise.git.ignore_rules import IgnoreRules
 from forkwise.sandbox.confinement import Confinement, Network
 from forkwise.sandbox.limits import Limits
 from forkwise.sandbox.run import arun_in_branch
@@ -229,8 +230,9 @@ class Recipe:
     is the task as it sees it. ``summary_model`` is the model that summarises attempts for later ones. ``stop_when`` are
     rules such as ``no-gain:3``.
 
-    How the winner is committed: ``include_ignored`` commits ignored files as well; ``has_prompt`` and ``allow_empty``
-    are those of Pattern. Without ``retest``, a winner is not tested again if the workspace was changed meanwhile.
+    How the winner is committed: ``include_ignored`` commits ignored files as well; ``litter`` are globs of files that
+    agents leave behind, which count as ignored; ``has_prompt`` and ``allow_empty`` are those of Pattern. Without
+    ``retest``, a winner is not tested again if the workspace was changed meanwhile.
     """
 
     kind: Kind
@@ -286,6 +288,7 @@ class Recipe:
     stop_when: tuple[str, ...] = ()
     cross_tests: bool = False
     include_ignored: bool = False
+    litter: tuple[str, ...] = ()
     allow_empty: bool = False
     has_prompt: bool = False
     frozen: bool = False
@@ -383,7 +386,7 @@ class Recipe:
                 self.usd_budget, self.token_budget, self.attempt_usd_budget, self.attempt_token_budget
             ),
             "holds_on_interrupt": True,
-            "ignore": None if self.include_ignored else "git",
+            "ignore": None if self.include_ignored else IgnoreRules(self.litter) if self.litter else "git",
             "allow_empty": self.allow_empty,
             "has_prompt": self.has_prompt,
             "spec": self.as_json(),

@@ -27,7 +27,7 @@ from forkwise.files.store.scan import Scan, scan_layer
 from forkwise.files.store.state import Lock, StateDir, locked
 from forkwise.files.store.transaction import recover
 from forkwise.files.store.trash import deferred, discard
-from forkwise.git.ignore_rules import check_ignore
+from forkwise.git.ignore_rules import IgnoreRules, check_ignore
 from forkwise.linux.process_id import ProcessId, boot_id
 
 if TYPE_CHECKING:
@@ -461,15 +461,17 @@ class Branch(Parent):
         try:
             with open(f"{self.home}/{IGNORE}") as file:
                 found = json.load(file)
+            if isinstance(found, dict):
+                found = IgnoreRules(tuple(found["litter"]))
             check_ignore(found)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise StateError(f"{self.home}/{IGNORE}", str(error)) from error
         return cast("Ignore", found)
 
     def set_ignore(self, ignore: Ignore | None) -> None:
-        """Leave out changed paths that are ignored: by git's rules (``git``), by a function, or by globs.
+        """Leave out changed paths that are ignored: by git's rules (``git`` or IgnoreRules), a function, or globs.
 
         This is recorded with the branch, except a function, which this object keeps. A function is called with a path
         relative to the workspace; a glob without a slash matches a name at any depth. The rules of git are those of the
@@ -485,7 +487,8 @@ class Branch(Parent):
         try:
             is_untouched = self._untouched and os.stat(self.home).st_mtime_ns == self._untouched
             with open(path, "w") as file:
-                json.dump(ignore if isinstance(ignore, str) else list(ignore), file)
+                rules = {"litter": ignore.litter} if isinstance(ignore, IgnoreRules) else ignore
+                json.dump(rules if isinstance(rules, str | dict) else list(rules), file)
             self._untouched = os.stat(self.home).st_mtime_ns if is_untouched else 0
         except FileNotFoundError:
             BranchInfo.load(self.home)  # raises BranchNotFoundError

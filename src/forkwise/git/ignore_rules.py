@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,11 +21,22 @@ from forkwise.errors import ForkwiseWarning, GitError
 if TYPE_CHECKING:
     from forkwise.git.repository import Repository
 
-__all__ = ["GENERATED", "Ignore", "check_ignore", "is_matched", "remember_answers", "select_ignored"]
+__all__ = ["GENERATED", "Ignore", "IgnoreRules", "check_ignore", "is_matched", "remember_answers", "select_ignored"]
 
-#: What to leave out: ``git`` for git's rules (outside of a repository ``GENERATED``), a function that is called with a
-#: path relative to the workspace, or globs.
-Ignore = Literal["git"] | Callable[[str], Any] | Sequence[str]
+
+@dataclass(frozen=True, slots=True)
+class IgnoreRules:
+    """Git's rules, and globs of ``litter``: files that an agent leaves behind, ignored as well unless git tracks them.
+
+    The globs are those of ``is_matched``.
+    """
+
+    litter: tuple[str, ...] = ()
+
+
+#: What to leave out: ``git`` for git's rules (outside of a repository ``GENERATED``), ``IgnoreRules`` for more than
+#: these, a function that is called with a path relative to the workspace, or globs.
+Ignore = Literal["git"] | IgnoreRules | Callable[[str], Any] | Sequence[str]
 
 #: Names of generated files and directories, as globs, where there is no git repository: caches and byte code only.
 GENERATED = (
@@ -61,9 +73,10 @@ def check_ignore(ignore: object) -> None:
     if isinstance(ignore, str):
         if ignore != "git":
             raise ValueError(f"ignore takes 'git', a function or a list of globs, not {ignore!r}")
-    elif isinstance(ignore, list | tuple):
-        if not all(isinstance(glob, str) and glob.strip("/") for glob in ignore):
-            raise TypeError(f"the globs of ignore are strings that are not empty, not {ignore!r}")
+    elif isinstance(ignore, IgnoreRules | list | tuple):
+        globs: Any = ignore.litter if isinstance(ignore, IgnoreRules) else ignore
+        if not isinstance(globs, list | tuple) or not all(isinstance(glob, str) and glob.strip("/") for glob in globs):
+            raise TypeError(f"the globs of ignore are strings that are not empty, not {globs!r}")
     elif ignore is not None and not callable(ignore):
         raise TypeError(f"ignore takes 'git', a function or a list of globs, not {ignore!r}")
 
@@ -77,6 +90,9 @@ def select_ignored(root: str | os.PathLike[str], paths: Iterable[str], ignore: I
     asked = [path for path in dict.fromkeys(paths) if ".git" not in path.split("/")]
     if not asked:
         return set()
+    if isinstance(ignore, IgnoreRules):
+        found = select_ignored(root, asked, "git")
+        return found | _select_litter(root, [path for path in asked if path not in found], ignore.litter)
     if callable(ignore):
         return {path for path in asked if ignore(path.rstrip("/"))}
     if ignore != "git":
@@ -115,6 +131,40 @@ def _is_matched_by(names: Sequence[str], glob: str) -> bool:
         and all(fnmatchcase(name, pattern) for name, pattern in zip(names[start:], patterns, strict=False))
         for start in starts
     )
+
+
+def _select_litter(root: str | os.PathLike[str], paths: Sequence[str], globs: Sequence[str]) -> set[str]:
+    """Return the paths that match globs and that git does not track; a directory only if nothing in it is tracked."""
+    matched = {path for path in paths if is_matched(path, globs)}
+    if not matched:
+        return set()
+    try:
+        tracked = _list_tracked(os.path.realpath(root), globs)
+    except (GitError, OSError) as error:
+        warnings.warn(
+            f"files that an agent left in {os.fspath(root)} count as changes, because git cannot be asked whether it "
+            f"tracks them: {error}",
+            ForkwiseWarning,
+            stacklevel=3,
+        )
+        return set()
+    above = {path[: i + 1] for path in tracked for i, character in enumerate(path) if character == "/"}
+    return matched - tracked - above
+
+
+def _list_tracked(root: str, globs: Sequence[str]) -> set[str]:
+    """Return the tracked files of a workspace that globs match."""
+    from forkwise.git.repository import find_repository  # noqa: PLC0415 - loaded on use
+
+    repository = find_repository(root)
+    if repository is None:
+        return set()
+    starts = [glob.strip("/") if glob.startswith("/") else f"**/{glob.strip('/')}" for glob in globs]
+    patterns = [f":(glob){start}{end}" for start in starts for end in ("", "/**")]
+    done = repository.run("ls-files", "-z", "--cached", "--", *patterns, directory=root)
+    if done.returncode:
+        raise GitError(f"git ls-files failed: {os.fsdecode(done.stderr).strip()[:200]}")
+    return set(os.fsdecode(done.stdout).split("\0")[:-1])
 
 
 class _Answers:

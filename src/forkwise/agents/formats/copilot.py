@@ -1,0 +1,31 @@
+"""GitHub Copilot CLI: ``copilot --output-format json``. It counts requests of the plan, not tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from forkwise.agents.agent_event import AgentEvent, build_tool_event, to_line, to_table, to_text
+
+__all__ = ["read_event"]
+
+_FAMILIES = ("session.", "assistant.", "user.", "model.", "tool.", "permission.", "hook.", "subagent.", "system.")
+
+
+def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
+    """Return the events of a line; None if it is of no known type."""
+    kind, facts = data.get("type"), to_table(data.get("data"))
+    match kind:
+        case "assistant.message":
+            text = to_text(facts.get("content"))
+            return iter((AgentEvent(kind="message", text=text),) if text.strip() else ())
+        case "tool.execution_start":
+            return iter((build_tool_event(facts.get("toolName"), facts.get("arguments")),))
+        case "session.error":
+            return iter((AgentEvent(kind="failure", text=to_text(facts.get("message")) or "it reported an error"),))
+        case "result":
+            session = AgentEvent(kind="session", text=to_line(data.get("sessionId")))
+            return iter((session, AgentEvent(kind="end")) if data.get("exitCode") == 0 else (session,))
+        case str() if kind.startswith(_FAMILIES):
+            return iter(())
+    return None

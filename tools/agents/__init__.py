@@ -1,0 +1,1 @@
+"""Real coding agents run in forkwise against a scripted model: ``make agents``."""
