@@ -259,6 +259,8 @@ def many_steps(name: str) -> bytes:
         "gemini": line(type="tool_use", tool_name="make"),
         "goose": line(type="message", message={"role": "assistant", "content": [{"type": "toolRequest"}]}),
         "opencode": line(type="tool_use", part={"tool": "make"}),
+        "copilot": line(type="tool.execution_start", data={"toolName": "make"}),
+        "pi": line(type="tool_execution_start", toolName="make"),
     }[name]
     return tool * 2100
 
