@@ -311,6 +311,8 @@ def test_lines_that_are_parsed_late_take_no_memory(name: str) -> None:
         "gemini": line(type="message", role="assistant", content=text, delta=True),
         "goose": line(type="message", message={"role": "assistant", "content": [{"type": "text", "text": text}]}),
         "opencode": line(type="text", part={"text": text}),
+        "copilot": line(type="assistant.message", data={"content": text}),
+        "pi": line(type="message_end", message={"role": "assistant", "content": [{"type": "text", "text": text}]}),
     }
     piece = pieces[name] * 4 + many_steps(name)[:200].splitlines(keepends=True)[0]
     tracemalloc.start()
