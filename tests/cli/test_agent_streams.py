@@ -14,6 +14,7 @@ from click.testing import Result
 
 from forkwise import Workspace
 from forkwise.fork.fork import open_ledger
+from forkwise.tui.fork_model import ForkModel
 
 Run = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -74,6 +75,33 @@ def test_steps_cost_session_and_closing_message(
     watched = run("watch", fork["id"], "--plain").stdout
     assert f"{fork['id']}.1: read /home/me/project/calc.py\n" in watched
     assert '{"type"' not in watched
+
+
+def test_panels_and_reports_show_steps_and_not_the_stream(
+    run: Run, ask: Ask, project: Path, tmp_path: Path, install: Callable[[str, str], None]
+) -> None:
+    install("claude", f"{stream_of('claude')}; echo fixed > a.txt")
+    install("codex", 'for n in 1 2 3; do echo \'{"kind":"of another version"}\'; done; echo fixed > b.txt')
+    run("best-of", "--agent", "claude", "--agent", "codex", "--quiet", "fix it")
+    [fork] = ask("ls")["forks"]
+    model = ForkModel(project)
+    try:
+        last, text = model.steps(f"{fork['id']}.1", 0) or (0, "")
+        assert "read /home/me/project/calc.py\n" in text
+        assert text.endswith(f"{CLOSING}\n")
+        assert text.count(CLOSING) == 1
+        assert model.steps(f"{fork['id']}.1", last) == (last, "")
+        assert model.steps(f"{fork['id']}.2", 0) is None  # its output says more
+    finally:
+        model.close()
+    run("report", fork["id"], str(tmp_path / "report"))
+    page = (tmp_path / "report/index.html").read_text()
+    assert "<h3>Closing message</h3>" in page
+    steps = page.partition("<h3>Steps</h3>")[2].partition("</pre>")[0]
+    assert "read /home/me/project/calc.py" in steps
+    assert "type" not in steps
+    assert "<summary>Output</summary>" in page or "<summary>End of the output</summary>" in page
+    assert "no event that forkwise knows" in page
 
 
 def test_everything_is_in_the_events(run: Run, project: Path, install: Callable[[str, str], None]) -> None:
@@ -224,9 +252,19 @@ def test_a_kept_attempt_is_continued_in_its_branch(
     done = command("continue", second["id"])
     assert (done.returncode, done.stdout) == (0, f"Commit it with: forkwise pick {second['id']}\n"), done.stderr
     assert not list((home / ".claude").glob("projects/*/*"))
-    run("pick", second["id"])
+    shown = run("pick", second["id"]).stdout
+    assert f"\nContinue with: claude --resume {second['session']}\n" in shown
     assert (project / "a.txt").read_text() == f"by 2\nsession of 2\nwent on with {second['session']}\n"
     assert [path.stem for path in (home / ".claude/projects").glob("*/*")] == [second["session"]]
+
+
+def test_a_pick_says_in_json_how_to_continue(run: Run, ask: Ask, install: Callable[[str, str], None]) -> None:
+    install("claude", REMEMBERING)
+    run("best-of", "2", "--no-commit", "--quiet", "--agent", "claude", "fix it")
+    [fork] = ask("ls")["forks"]
+    picked = ask("pick", fork["id"])
+    [winner] = [attempt for attempt in ask("show", fork["id"])["fork"]["attempts"] if attempt["won"]]
+    assert picked["continue"] == f"claude --resume {winner['session']}"
 
 
 def test_a_session_with_an_impossible_id_is_not_a_command(

@@ -64,6 +64,7 @@ def hostile_fork(directory: Path) -> Iterator[tuple[SqliteLedger, str]]:
                 comparison=Comparison(fixed=1, fixed_ids=(text[:200],), broken=1, broken_ids=(CORPUS[0],)),
             )
             ledger.record_tests(attempt.id, report.as_json())
+            ledger.record_steps(attempt.id, [{"kind": "tool", "tool": text[:200], "text": text}, {"text": [text]}])
             save_outcomes(ledger.directory, attempt.id, {text[:200]: "passed", CORPUS[0]: "failed"})
             with workspace.branch(f"b{index}", on_success=None, on_error=None) as branch:
                 (branch.path / "a.py").write_text(f"x = 2  # {text}\n", errors="replace")
@@ -74,9 +75,8 @@ def hostile_fork(directory: Path) -> Iterator[tuple[SqliteLedger, str]]:
                     (branch.path / "data.bin").write_bytes(b"\0" * 5000)
                 save_changes(ledger.directory, attempt.id, branch)
             branch.abort()
-            ledger.end_attempt(
-                attempt.id, "succeeded" if index == 0 else "failed", reason=None if index == 0 else text, exit_code=0
-            )
+            state, reason = ("succeeded", None) if index == 0 else ("failed", text)
+            ledger.end_attempt(attempt.id, state, reason=reason, exit_code=0, answer=text)
         first, second = f"{fork.id}.1", f"{fork.id}.2"
         match = {"between": [first, second], "winner": first, "confidence": 0.9, "reason": CORPUS[1], "doubt": None}
         failed = {"between": [first, second], "winner": None, "confidence": 0.0, "reason": "", "doubt": CORPUS[3]}

@@ -38,6 +38,7 @@ class RecordingFork(ScriptedFork):
         self.state = "running"
         self.rows: list[Row] | None = None
         self.printed: dict[str, bytes] = {}
+        self.stepped: dict[str, list[str]] = {}
         self.others: list[Summary] = []
         self.looks = 0
 
@@ -50,6 +51,10 @@ class RecordingFork(ScriptedFork):
     def output(self, attempt: str, start: int) -> tuple[int, bytes]:
         text = self.printed.get(attempt, b"")
         return len(text), text[start:]
+
+    def steps(self, attempt: str, after: int) -> tuple[int, str] | None:
+        lines = self.stepped.get(attempt)
+        return None if lines is None else (len(lines), "".join(f"{line}\n" for line in lines[after:]))
 
     def forks(self) -> list[Summary]:
         return self.others

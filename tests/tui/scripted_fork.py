@@ -71,6 +71,10 @@ class ScriptedFork(ForkModel):
         text = _LINES.get(attempt, "").encode()
         return len(text), text[start:]
 
+    def steps(self, attempt: str, after: int) -> tuple[int, str] | None:
+        """Return None: no attempt is an agent whose output has steps."""
+        return None
+
     def diff(self, attempt: str) -> str:
         """Return the changes of an attempt."""
         return _diff(_VERSIONS[attempt].encode())

@@ -85,6 +85,31 @@ def test_output_follows_the_log_and_the_cursor(fork: RecordingFork) -> None:
     watching(fork, script)
 
 
+def test_an_agent_has_steps_and_its_output_is_a_key_away(fork: RecordingFork) -> None:
+    fork.stepped["k3f9ab.1"] = ["edit src/store.py"]
+    fork.printed["k3f9ab.1"] = b'{"type":"assistant"}\n'
+
+    async def script(scene: Scene) -> None:
+        await scene.shows("edit src/store.py")
+        await scene.shows("r: its output")
+        fork.stepped["k3f9ab.1"] += ["bash: pytest -q"]
+        await scene.shows("edit src/store.py\nbash: pytest -q")
+        assert '{"type"' not in scene.text
+        await scene.press("r")
+        await scene.shows('{"type":"assistant"}')
+        await scene.shows("r: its steps")
+        assert "bash: pytest" not in scene.text
+        await scene.press("r")
+        await scene.shows("bash: pytest -q")
+        assert '{"type"' not in scene.text
+        fork.printed["k3f9ab.2"] = b"of a command\n"
+        await scene.press("down")
+        await scene.shows("of a command")
+        await until(lambda: "r: its" not in scene.text)
+
+    watching(fork, script)
+
+
 def test_only_changed_cells_are_drawn_again(fork: RecordingFork, monkeypatch: pytest.MonkeyPatch) -> None:
     first = fork.read().rows[0].attempt
     fork.rows = [Row(replace(first, id=f"k3f9ab.{n}"), 0, has_won=False) for n in range(1, 51)]

@@ -42,11 +42,18 @@ class AttemptReport:
 
     ledger: Ledger = field(repr=False)
     row: Row
+    steps: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    """What its agent did, as the ledger has it; empty if it is no agent, or one whose output says nothing of it."""
 
     @property
     def record(self) -> AttemptRecord:
         """The attempt as the ledger has it."""
         return self.row.attempt
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether its steps say what it did: something else than that its output cannot be read."""
+        return any(step.get("kind") != "note" for step in self.steps)
 
     @property
     def label(self) -> str:
@@ -240,4 +247,8 @@ class ForkReport:
 def read_report(ledger: Ledger, fork: str) -> ForkReport:
     """Read a fork for a report; with the forks made inside its attempts."""
     record = ledger.fork(fork)
-    return ForkReport(record, tuple(AttemptReport(ledger, row) for row in rows_of(ledger, record)))
+    rows = list(rows_of(ledger, record))
+    steps: dict[str, list[dict[str, Any]]] = {}
+    for name in dict.fromkeys(row.attempt.fork for row in rows):
+        steps |= ledger.find_all_steps(name)
+    return ForkReport(record, tuple(AttemptReport(ledger, row, tuple(steps.get(row.attempt.id, ()))) for row in rows))

@@ -262,10 +262,9 @@ class Board:
             return
         from forkwise.agents.agent_event import format_step
 
-        for step in event.data.get("steps") or ():
-            if isinstance(step, dict) and (lines := format_step(step).splitlines()):
-                for line in lines:
-                    self._output.line(f"{event.attempt}: {line}")
+        for step in event.steps:
+            for line in format_step(step).splitlines():
+                self._output.line(f"{event.attempt}: {line}")
 
     def _print_log(self, attempt: str, *, is_over: bool = False) -> None:
         for line in self._followers[attempt].lines(is_over=is_over):

@@ -351,6 +351,7 @@ def _build_attempt(attempt: AttemptReport) -> dict[str, Any]:
         "changes": None if changes is None else [change_record(change) for change in [*changes.delta][:_MAX_CHANGES]],
         "failures": [] if tests is None else [asdict(failure) for failure in tests.failures],
         "outcomes": dict(attempt.outcomes),
+        "steps": list(attempt.steps),
         "output": attempt.read_output(),
     }
 

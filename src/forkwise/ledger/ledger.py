@@ -488,9 +488,15 @@ class Ledger(ABC):
     def find_steps(self, attempt: str) -> list[dict[str, Any]]:
         """Return what was recorded with ``record_steps`` for an attempt, the oldest first."""
         record = self.attempt(attempt)
-        found = [e for e in self.events(fork=record.fork) if e.attempt == record.id and e.kind == "acted"]
-        steps = [step for event in found for step in event.data.get("steps") or ()]
-        return [step for step in steps if isinstance(step, dict)]
+        return self.find_all_steps(record.fork).get(record.id, [])
+
+    def find_all_steps(self, fork: str) -> dict[str, list[dict[str, Any]]]:
+        """Return what was recorded with ``record_steps`` for the attempts of a fork, by attempt, the oldest first."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for event in self.events(fork=fork):
+            if event.attempt is not None and (steps := event.steps):
+                found.setdefault(event.attempt, []).extend(steps)
+        return found
 
     def record_summary(self, attempt: str, summary: Mapping[str, Any]) -> None:
         """Record what an attempt did and learned, as the event ``summarised``; ``find_summary`` returns the last."""

@@ -165,6 +165,12 @@ class Event:
     kind: str
     data: dict[str, Any]
 
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """What the agent of its attempt did, if the event says it."""
+        found = self.data.get("steps") if self.kind == "acted" else None
+        return [step for step in found if isinstance(step, dict)] if isinstance(found, list) else []
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:

@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forkwise.display.board import Row, rows_of
+from forkwise.display.subject import has_stream
 from forkwise.errors import BranchError, BranchingError, LedgerError
 from forkwise.files.workspace import Workspace
 from forkwise.fork.stored_fork import branch_of
@@ -98,6 +99,10 @@ class ForkSnapshot:
         return tuple(row.attempt for row in self.rows if row.depth == 0)
 
 
+def _has_steps(steps: Sequence[Mapping[str, Any]]) -> bool:
+    return any(step.get("kind") != "note" for step in steps)
+
+
 class ForkModel:
     """One fork of a workspace's ledger.
 
@@ -149,6 +154,28 @@ class ForkModel:
     def output(self, attempt: str, start: int) -> tuple[int, bytes]:
         """Return the size of an attempt's log, and its output from byte ``start`` on."""
         return follow_log(self._ledger.directory, attempt, start, tail=_TAIL)
+
+    def steps(self, attempt: str, after: int) -> tuple[int, str] | None:
+        """Return what the agent of an attempt did after event ``after``, as lines, and the number of the last event.
+
+        None if the attempt's output says more: if it is not a stream for programs, or one that could not be read. The
+        closing message follows the last step, unless it is that step.
+        """
+        from forkwise.agents.agent_event import format_step
+
+        record = self._ledger.attempt(attempt)
+        if not has_stream(self._ledger.fork(record.fork), record):
+            return None
+        events = [e for e in self._ledger.events(after=after, fork=record.fork) if e.attempt == record.id]
+        steps = [step for event in events for step in event.steps]
+        is_over = any(event.kind in ("ended", "interrupted") for event in events)
+        record = self._ledger.attempt(attempt) if is_over else record
+        lines = [line for step in steps for line in format_step(step).splitlines()]
+        if is_over and record.answer and not (steps and steps[-1].get("text") == record.answer):
+            lines += ["", *record.answer.splitlines()]
+        elif is_over and not record.answer and not _has_steps(self._ledger.find_steps(record.id)):
+            return None
+        return max((event.seq for event in events), default=after), "".join(f"{line}\n" for line in lines)
 
     def diff(self, attempt: str) -> str:
         """Return the diff of an attempt; that of the winner also after its commit, when its branch was dropped."""

@@ -1,6 +1,6 @@
 """Watch: the panels of ``forkwise watch``, which show a fork until it is resolved, whichever process runs it.
 
-They show its attempts, their output and their changes, and have keys to resolve the fork.
+They show its attempts, their steps or their output, and their changes, and have keys to resolve the fork.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ _LOG_POLL_S = 0.1  # seconds between two readings of a log
 
 
 class WatchScreen(DecisionScreen):
-    """One fork: its attempts, and below them the output of the one under the cursor."""
+    """One fork: its attempts, and below them the steps or the output of the one under the cursor."""
 
     DEFAULT_CSS = """
     WatchScreen > #attempts { height: auto; max-height: 50%; min-height: 4; scrollbar-size-horizontal: 0; }
@@ -199,6 +199,7 @@ class WatchScreen(DecisionScreen):
         Binding("n", "choose", "n-way"),
         Binding("d,enter", "diff", "diff", key_display="d", priority=True),
         Binding("w", "winner", "winner", show=False),
+        Binding("r", "raw", "output/steps", show=False),
         Binding("o", "open", "open"),
         Binding("x", "abort_attempt", "end"),
         Binding("a,escape", "abort", "abort", key_display="a"),
@@ -214,6 +215,8 @@ class WatchScreen(DecisionScreen):
         self._title = TextLine("waiting for a fork …")
         self._subtitle = TextLine(id="subtitle")
         self._followed: str | None = None
+        self._is_raw = False  # whether to show the output of attempts that have steps
+        self._has_steps = False
 
     def compose(self) -> ComposeResult:
         """Yield the title, the attempts, the output of one of them and the keys."""
@@ -276,6 +279,8 @@ class WatchScreen(DecisionScreen):
         line.append(f"  {printable(attempt.reason)}" if attempt.reason else "", style="bold")
         for prompt in find_prompts(self.snapshot.fork, attempt) if self.snapshot is not None else ():
             line.append(f"  {printable(truncate_line(prompt, _WIDEST_PROMPT))}", style="dim")
+        if self._has_steps:
+            line.append("  r: its steps" if self._is_raw else "  r: its output", style="dim")
         self._subtitle.show(line)
         if attempt.id != self._followed:
             self._followed = attempt.id
@@ -283,12 +288,28 @@ class WatchScreen(DecisionScreen):
             self.run_worker(self._follow(attempt.id), group="output", exclusive=True)
 
     async def _follow(self, attempt: str) -> None:
-        start = 0
+        """Show what an attempt does: its steps if it has any, or else its output."""
+        position = 0
+        found = await run_in_thread(self.model.steps, attempt, position)
+        self._has_steps = found is not None
+        while found is not None and not self._is_raw:
+            position, text = found
+            if text and self.output.is_attached:
+                self.output.feed(text.encode(errors="replace"))
+            await asyncio.sleep(_LOG_POLL_S)
+            found = await run_in_thread(self.model.steps, attempt, position)
+        position = 0
         while True:
-            start, piece = await run_in_thread(self.model.output, attempt, start)
+            position, piece = await run_in_thread(self.model.output, attempt, position)
             if piece and self.output.is_attached:
                 self.output.feed(piece)
             await asyncio.sleep(_LOG_POLL_S)
+
+    def action_raw(self) -> None:
+        """Show the output of an agent instead of its steps, or its steps again."""
+        self._is_raw = not self._is_raw
+        self._followed = None
+        self._follow_current()
 
     # Diffs
 

@@ -31,6 +31,7 @@ from forkwise.display.output import Output, command_line, commit_record, printab
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit, OnConflict
+    from forkwise.files.workspace import Workspace
     from forkwise.fork.combine import Combined
     from forkwise.ledger.detached_run import DetachedRun
     from forkwise.ledger.ledger import Ledger
@@ -94,11 +95,29 @@ def pick(
         tests=tests,
         include_ignored=include_ignored,
     )
+    continuation = _find_continuation(workspace, name)
     if output.as_json:
-        output.document({"commit": commit_record(commit)})
+        output.document({"commit": commit_record(commit), "continue": continuation or None})
     else:
         title = f"Committed {name}" if "." in name else f"Committed the winner of {name}"
         _print_commit(commit, title, directory, output)
+        if continuation:
+            output.line(f"Continue with: {continuation}")
+
+
+def _find_continuation(workspace: Workspace, name: str) -> str:
+    """Return the command line that continues the session of the agent that was picked; empty if there is none."""
+    import shlex
+
+    from forkwise.agents.preset import find_resume_argv
+    from forkwise.ledger.sqlite import open_ledger
+
+    with open_ledger(workspace) as ledger:
+        picked = name if "." in name else ledger.fork(name).winner
+        if picked is None:
+            return ""
+        attempt = ledger.attempt(picked)
+    return shlex.join(find_resume_argv(attempt.agent, attempt.session, workspace.path))
 
 
 def _print_commit(commit: Commit, title: str, directory: Path, output: Output) -> None:

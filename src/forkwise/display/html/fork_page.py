@@ -16,6 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from forkwise.agents.agent_event import format_step
 from forkwise.display.attempt_report import AttemptReport, ForkReport
 from forkwise.display.board import usage_text
 from forkwise.display.html.diff_table import ChangeSummary, describe_file, is_generated, render_diff
@@ -38,6 +39,8 @@ _MAX_FILES = 150  # of one attempt
 _MAX_FAILURES = 10
 _MAX_OUTPUT = 12_000  # characters of one attempt
 _MAX_WIDTH = 600  # characters of a line of output
+_MAX_STEPS = 200  # of one attempt
+_MAX_STEP = 200  # characters
 _FILE_ROWS = 400
 _GENERATED_ROWS = 60
 _ATTEMPT_ROWS = 3000
@@ -443,6 +446,7 @@ def _render_attempt(attempt: AttemptReport, number: int, *, is_open: bool, rows:
         build_element("h3", "Changes"),
         diffs,
         _render_failures(attempt),
+        _render_steps(attempt),
         _render_output(attempt),
         class_="body",
     )
@@ -496,13 +500,33 @@ def _render_failure(failure: TestFailure) -> Markup:
     return build_element("details", build_element("summary", name), build_element("pre", text), class_="file")
 
 
+def _render_steps(attempt: AttemptReport) -> Child:
+    """Render what an agent did, and its closing message."""
+    parts: list[Child] = []
+    steps, answer = list(attempt.steps), attempt.record.answer
+    if answer and steps and steps[-1].get("kind") == "message" and steps[-1].get("text") == answer:
+        steps.pop()
+    lines = [line for step in steps if (line := truncate_line(format_step(step), _MAX_STEP))]
+    if lines:
+        title = "Steps" if len(lines) <= _MAX_STEPS else f"The last {_MAX_STEPS} of {len(lines)} steps"
+        shown = truncate_middle(redact("\n".join(lines[-_MAX_STEPS:])), _MAX_OUTPUT)
+        parts += [build_element("h3", title), build_element("pre", shown)]
+    if answer:
+        message = truncate_middle(_bound_lines(redact(answer)), _MAX_OUTPUT)
+        parts += [build_element("h3", "Closing message"), build_element("pre", message, dir="auto")]
+    return parts
+
+
 def _render_output(attempt: AttemptReport) -> Child:
+    """Render the end of the output; that of an agent is closed, because the steps say the same."""
     text = attempt.read_output()
     if not text.strip():
         return None
     title = "End of the output" if attempt.record.output_bytes > len(text.encode(errors="replace")) + 1 else "Output"
-    shown = truncate_middle(_bound_lines(text), _MAX_OUTPUT)
-    return [build_element("h3", title), build_element("pre", shown)]
+    shown = build_element("pre", truncate_middle(_bound_lines(text), _MAX_OUTPUT))
+    if attempt.has_steps:
+        return build_element("details", build_element("summary", title), shown, class_="file")
+    return [build_element("h3", title), shown]
 
 
 def _bound_lines(text: str) -> str:
