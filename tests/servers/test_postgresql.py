@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,8 @@ import pytest
 
 from forkwise import Branch, CommitError, Confinement, Workspace
 from forkwise.files.store.branch_info import DataDirectories
+from forkwise.linux.directory_user import list_directory_users
+from forkwise.servers.data_branch import hold_data, record_data
 from forkwise.servers.server_file import find_data_directories, read_servers
 from forkwise.servers.server_group import BranchNetwork, ServerGroup
 from tests.counts import rounds
@@ -30,6 +32,11 @@ pytestmark = pytest.mark.integration
 BRANCHES = 8
 ROWS = 2_000_000  # about 200 MB with the index
 PSQL = "psql -X -q -A -t -v ON_ERROR_STOP=1 -h localhost -U postgres"
+THERE = ["psql", "-X", "-q", "-A", "-t", "-h", "localhost", "-p", "54329", "-U", "postgres"]
+WRITE = """
+do $$ begin for i in 1..100000000 loop
+    insert into pairs values (i, repeat('x', 500)); commit; end loop; end $$
+"""
 KILLED_COMMIT = """
 import signal, sys
 from forkwise import Workspace
@@ -95,6 +102,12 @@ def running_server(project: Path) -> Iterator[None]:
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()
+
+
+def ask(project: Path, sql: str) -> str:
+    """Run SQL on the server of the workspace itself."""
+    done = subprocess.run([*THERE, "-c", sql], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def fork(project: Path, name: str) -> Branch:
@@ -165,28 +178,60 @@ def test_a_server_in_the_workspace_is_in_the_way(project: Path) -> None:
         assert "uses pgdata, which the branch changed. Stop it" in " ".join(done.stderr.split())
         refused = forkwise(project, "run", "--test", "true", "--", "true")
         assert refused.returncode != 0
+        assert "--frozen" in refused.stderr
         assert "pgdata is in use by postgres" in " ".join(refused.stderr.split())
 
 
-def test_a_snapshot_of_a_running_database_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("view", ["btrfs", "reflink"])
+def test_a_branch_of_a_running_database_recovers(monkeypatch: pytest.MonkeyPatch, view: str) -> None:
+    filesystem = "btrfs" if view == "btrfs" else "xfs"
     with tempfile.TemporaryDirectory(prefix="forkwise-postgresql-") as made:
         Path(made).chmod(0o755)
-        with loop_image("btrfs", 1200, Path(made)) as mounted:
+        with loop_image(filesystem, 1200, Path(made)) as mounted:
             mounted.chmod(0o755)
             monkeypatch.setenv("FORKWISE_STATE", str(mounted / "state"))
             project = mounted / "project"
-            subprocess.run(["btrfs", "subvolume", "create", str(project)], check=True, capture_output=True)
+            if view == "btrfs":
+                subprocess.run(["btrfs", "subvolume", "create", str(project)], check=True, capture_output=True)
+            else:
+                project.mkdir(mode=0o755)
             create_database(project)
-            with running_server(project):
-                there = ["psql", "-X", "-q", "-h", "localhost", "-p", "54329", "-U", "postgres"]
-                sql = "create table numbers as select generate_series(1, 1000) n"
-                subprocess.run([*there, "-c", sql], check=True)
-                branch = Workspace(project, view="btrfs").branch("try", on_success=None, on_error=None)
-                branch.set_data_directories(find_data_directories(project))
-                assert query(branch, "select count(*) from numbers") == "1000"
+            with running_server(project), ExitStack() as stack:
+                ask(project, "create table numbers as select generate_series(1, 1000) n")
+                before = ask(project, "select checkpoint_lsn from pg_control_checkpoint()")
+                ask(project, "create table pairs (n int unique, t text)")
+                writer = subprocess.Popen([*THERE, "-c", WRITE], stderr=subprocess.DEVNULL)
+                stack.callback(writer.wait)
+                stack.callback(writer.kill)
+                for number in range(rounds(2, 10)):
+                    branch = fork_as(project, view, f"try-{number}")
+                    assert branch.data_directories.still == ("pgdata",)
+                    assert query(branch, "select count(*) from numbers") == "1000"
+                    assert query(branch, "select count(*) = count(distinct n) from pairs") == "t"
+                assert ask(project, "select checkpoint_lsn from pg_control_checkpoint()") != before
+                assert writer.poll() is None, "the server of the workspace goes on"
+                assert list_traced(project) == []
+                line = f'{PSQL} -c "select count(*) from numbers" > made'
+                done = forkwise(project, "run", "--frozen", "--no-commit", "--test", "grep 1000 made", "-c", line)
+                assert done.returncode == 0, done
                 with pytest.raises(CommitError, match="uses pgdata"):
                     branch.commit()
+                stack.close()
             drop_branches(project)
+
+
+def list_traced(project: Path) -> list[int]:
+    """List the processes that use the database and are traced."""
+    statuses = {pid: Path(f"/proc/{pid}/status").read_text() for pid in list_directory_users(str(project / "pgdata"))}
+    return [pid for pid, status in statuses.items() if "TracerPid:\t0\n" not in status]
+
+
+def fork_as(project: Path, view: str, name: str) -> Branch:
+    workspace = Workspace(project, view=view)
+    with hold_data(workspace) as data:
+        branch = workspace.branch(name, on_success=None, on_error=None)
+    record_data(branch, data)
+    return branch
 
 
 @pytest.mark.crash

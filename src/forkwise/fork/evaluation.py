@@ -25,6 +25,7 @@ from forkwise.files.branch import Branch
 from forkwise.files.file_tree import FileTree
 from forkwise.files.versions import list_ignored_tops
 from forkwise.fork.candidate import describe_value, to_bool, to_score
+from forkwise.servers.data_branch import hold_data, record_data
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Parent
@@ -309,7 +310,7 @@ async def scratch(parent: Parent) -> AsyncIterator[Branch]:
     if isinstance(parent, Branch) and parent.view_kind.ends_chain:
         yield parent
         return
-    creation = run_in_thread(parent.branch, f"scratch-{secrets.token_hex(6)}", None, None)
+    creation = run_in_thread(_make_scratch, parent)
     try:
         branch = await asyncio.shield(creation)
         if not _keeps_ignored.get():
@@ -318,3 +319,14 @@ async def scratch(parent: Parent) -> AsyncIterator[Branch]:
     finally:
         branch = await finish(creation)  # even if cancelled: otherwise the branch would leak
         await finish(run_in_thread(branch.abort))
+
+
+def _make_scratch(parent: Parent) -> Branch:
+    name = f"scratch-{secrets.token_hex(6)}"
+    if isinstance(parent, Branch):
+        return parent.branch(name, None, None)
+    with hold_data(parent) as data:
+        branch = parent.branch(name, None, None)
+    if data.still:
+        record_data(branch, data)
+    return branch

@@ -17,7 +17,6 @@ from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.errors import BranchError, BranchingError, BranchNotFoundError, ForkwiseWarning, LedgerError
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.edits.edit_comparison import find_edits
-from forkwise.files.store.branch_info import DataDirectories
 from forkwise.files.store.state import is_ordinary
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_paths import take_logins
@@ -33,7 +32,7 @@ from forkwise.ledger.logs import AttemptLog, ServerLogs, compress_log
 from forkwise.ledger.stored_changes import save_changes
 from forkwise.ledger.stored_outcomes import save_outcomes
 from forkwise.sandbox.jail_plan import explain_private_temporary
-from forkwise.servers.server_file import find_data_directories
+from forkwise.servers.data_branch import hold_data, record_data
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
@@ -302,14 +301,13 @@ async def _open_branch(attempt: Attempt, name: str) -> None:
 
 
 def _open_ignoring(make: Callable[[Parent, str], Branch], parent: Parent, name: str, ignore: Ignore | None) -> Branch:
-    branch = make(parent, name)
+    with hold_data(parent) as data:
+        branch = make(parent, name)
     if branch.view_kind.native:
         return branch
     if ignore is not None:
         branch.set_ignore(ignore)
-    data = find_data_directories(branch.workspace.path)
-    if data != DataDirectories():
-        branch.set_data_directories(data)
+    record_data(branch, data)
     return branch
 
 

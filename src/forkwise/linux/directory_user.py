@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-__all__ = ["find_directory_user"]
+__all__ = ["find_directory_user", "find_postgres", "list_directory_users"]
 
 _POSTGRES_LOCK = "postmaster.pid"
 _POSTGRES_NAMES = ("postgres", "postmaster")
@@ -25,16 +25,24 @@ def find_directory_user(directory: str) -> str | None:
     if not os.path.isdir(directory):
         return None
     root = os.path.realpath(directory)
-    locker = _find_postgres(root)
+    locker = find_postgres(root)
     if locker is not None:
         return locker
+    return next((_describe(str(pid)) for pid in _list_users(root)), None)
+
+
+def list_directory_users(directory: str) -> list[int]:
+    """List the processes that use a directory, as far as this user sees them."""
+    return list(_list_users(os.path.realpath(directory)))
+
+
+def _list_users(root: str) -> Iterator[int]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         if int(pid) != os.getpid() and any(_is_inside(link, root) for link in _list_links(pid)):
-            return _describe(pid)
-    return None
+            yield int(pid)
 
 
-def _find_postgres(root: str) -> str | None:
+def find_postgres(root: str) -> str | None:
     """Return the PostgreSQL server whose lock file is in a data directory, if it runs on that directory."""
     with suppress(OSError, ValueError), open(f"{root}/{_POSTGRES_LOCK}", "rb") as file:
         lines = file.read(4096).decode(errors="replace").splitlines()

@@ -31,6 +31,7 @@ from forkwise.sandbox.jail_plan import is_private
 from forkwise.sandbox.network.gateway import NetworkLog, open_logged_network
 from forkwise.sandbox.process import signal_name
 from forkwise.sandbox.run import run_in_branch, spawn
+from forkwise.servers.data_branch import has_data_of_one_moment
 from forkwise.text.clean import clean_text
 from forkwise.text.redaction import redact
 
@@ -54,7 +55,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 _REQUEST_TIMEOUT_S = 5.0
 _GOOD_STATUS = range(200, 400)
 _WHOLE_PATH_VIEWS = ("overlay", "reflink")
-_SNAPSHOTS = ("btrfs",)  # views that have the files of one moment
 
 
 class BranchNetwork:
@@ -126,9 +126,8 @@ class ServerGroup:
     def _check_data(self, server: Server) -> None:
         """Raise ServerError if the server's data is not part of the branch, or is in use and not a snapshot.
 
-        The branch shows the workspace's files, which that process changes and has not written completely. A snapshot of
-        btrfs has all files of one moment, as after a power failure, which databases recover from. Files that are cloned
-        one after the other are not of one moment.
+        The branch shows the workspace's files, which that process changes and has not written completely, unless it has
+        those of one moment: see ``hold_data``.
         """
         if server.data is None:
             return
@@ -149,14 +148,14 @@ class ServerGroup:
                 "than the workspace, and is not part of its branches: move it, or move the workspace to the same one",
                 server=server.name,
             )
-        if self._branch.view in _SNAPSHOTS:
+        if has_data_of_one_moment(self._branch, server.data):
             return
         user = find_directory_user(path)
         if user is not None:
             raise ServerError(
                 f"server {server.name!r} was not started: its data directory {server.data} is in use by {user} in the "
-                "workspace, so that no branch has a consistent copy. Stop that process; attempts get servers of their "
-                "own",
+                "workspace, so that the branch has no consistent copy. Stop that process; attempts get servers of "
+                "their own. On btrfs, or XFS with reflinks, it may continue to run with --frozen",
                 server=server.name,
             )
 

@@ -81,16 +81,16 @@ def create(name: str, parent: str | None, view: str | None, frozen: bool, direct
     """
     from forkwise.cli.private_mounts import enter_to_create, is_private
     from forkwise.files.workspace import Workspace
+    from forkwise.servers.data_branch import hold_data, record_data
 
     if not frozen:
         enter_to_create(directory, view)
     workspace = Workspace(directory, view=view, frozen=frozen)
-    created = (workspace.open(parent) if parent else workspace).branch(name)
+    source = workspace.open(parent) if parent else workspace
+    with hold_data(source) as data:
+        created = source.branch(name)
     try:
-        if not created.view_kind.native:
-            from forkwise.servers.server_file import find_data_directories
-
-            created.set_data_directories(find_data_directories(workspace.path))
+        record_data(created, data)
         created.keep()
         path = None if is_private(created) else str(created.path)
     except BaseException:

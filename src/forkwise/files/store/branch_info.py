@@ -46,11 +46,13 @@ class DataDirectories:
     """The data directories of servers in a branch, relative to its root.
 
     Those in ``whole`` are committed as a whole or not at all, also if they are ignored. Changes in those in ``dropped``
-    are not part of the branch's result.
+    are not part of the branch's result. Those in ``still`` were in use in the workspace when the branch was made, and
+    the branch has their files as they were at one moment.
     """
 
     whole: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    still: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, home: str) -> DataDirectories:
@@ -58,19 +60,19 @@ class DataDirectories:
         try:
             with open(f"{home}/{DATA}") as file:
                 found = json.load(file)
-            lists = [found[name] for name in ("whole", "dropped")]
+            lists = [found["whole"], found["dropped"], found.get("still", [])]
             if not all(isinstance(path, str) and path for paths in lists for path in paths):
                 raise TypeError("its lists are not lists of paths")
         except FileNotFoundError:
             return cls()
         except (ValueError, TypeError, KeyError) as error:
             raise StateError(f"{home}/{DATA}", str(error)) from error
-        return cls(tuple(lists[0]), tuple(lists[1]))
+        return cls(*map(tuple, lists))
 
     def save(self, home: str) -> None:
         """Record them with the branch in ``home``."""
         with open(f"{home}/{DATA}", "w") as file:
-            json.dump({"whole": self.whole, "dropped": self.dropped}, file)
+            json.dump(asdict(self), file)
 
 
 def hold_serving(home: str) -> int:
