@@ -26,7 +26,6 @@ from forkwise import Workspace
 from forkwise.agents.preset import load_agents
 from forkwise.cli.app import Exit
 from forkwise.fork import runner
-from forkwise.fork.agent_paths import AgentPaths
 from tests.cli.test_agents import NAMES
 from tests.cli.test_agents import home as home  # noqa: PLC0414 - a fixture
 from tests.cli.test_unprivileged import NAMESPACES, place, python, readable, run_unprivileged
@@ -148,16 +147,21 @@ def test_the_sessions_of_the_winner_are_kept_and_nothing_else(
 def test_a_first_run_creates_them_in_its_view(
     run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Directories that the agent does not have yet; the user's stay empty if the attempt fails."""
+    """Directories that the agent does not have yet: it has them, the user does not."""
     install(home, name)
     monkeypatch.setenv("XDG_STATE_HOME", str(home / ".local/state"))
     branched = [Path(path.replace("~", str(home))) for path in load_agents(project)[name].paths.branched]
     directories = [path for path in branched if path.suffix != ".json"]
-    writes = "".join(f"mkdir -p {path}/deep && echo x > {path}/deep/file\n" for path in directories)
-    monkeypatch.setenv("SCRIPT", f"set -e\n{writes}exit 1")
-    assert "exit code 1" in run("best-of", "1", "--json", "--agent", name, "fix it", code=Exit.NO_WINNER).stdout
-    assert [p for path in directories for p in path.iterdir()] == []
-    assert all(stat.S_IMODE(path.stat().st_mode) == 0o700 for path in directories)
+    writes = "".join(
+        f'test -z "$(ls -A {path})"\nmkdir {path}/deep\necho x > {path}/deep/file\n' for path in directories
+    )
+    checks = "".join(f"test $(stat -c %a {path}) = 700\n" for path in directories)
+    monkeypatch.setenv("SCRIPT", f"set -e\n{writes}{checks}exit 9")
+    assert "exit code 9" in run("best-of", "2", "--json", "--agent", name, "fix it", code=Exit.NO_WINNER).stdout
+    assert [path for path in directories if path.exists()] == []
+    monkeypatch.setenv("SCRIPT", f"set -e\n{writes}")
+    run("run", "--agent", name, "fix it")
+    assert sorted(path.name for path in home.iterdir()) in (["bin"], [".local", "bin"])
 
 
 def test_a_first_run_keeps_the_winner_s_sessions_and_login(
@@ -176,6 +180,16 @@ def test_a_first_run_keeps_the_winner_s_sessions_and_login(
     assert found == [".credentials.json", f"projects/{slug(project)}/2.jsonl"]
     assert json.loads(login.read_text())["claudeAiOauth"]["accessToken"] == "a-2"
     assert stat.S_IMODE(login.stat().st_mode) == 0o600
+
+
+def test_a_moved_directory_outside_of_the_home_is_created(
+    run: Run, project: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "codex")
+    monkeypatch.setenv("CODEX_HOME", str(tmp_path / "elsewhere/codex"))
+    monkeypatch.setenv("SCRIPT", "echo x > $CODEX_HOME/x")
+    run("run", "--agent", "codex", "fix it")
+    assert list((tmp_path / "elsewhere").rglob("*")) == [tmp_path / "elsewhere/codex"]
 
 
 def test_a_dangling_link_is_not_followed(run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,7 +413,6 @@ def test_hostile_session_files_change_nothing(
     (home / "other").mkdir()
     (own / "link.jsonl").symlink_to(home / "other/target")
     (own / "outside").symlink_to(home / "other")
-    AgentPaths(load_agents(project)["claude"].paths.branched).create_missing()
     before = read_tree(home)
     monkeypatch.setenv(
         "SCRIPT",

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from tests.acceptance import write_accepted
+
 Run = Callable[..., Result]
 
 WRITE = "mkdir -p ~/.cache/uv ~/.cache/own; echo x > ~/.cache/uv/x; echo x > ~/.cache/own/x; echo x > n"
@@ -68,3 +70,19 @@ def test_an_agent_shares_its_own_cache(run: Run, home: Path, project: Path) -> N
     (home / ".cache/uv/x").unlink()
     assert "shared of [scribe]" in run("run", "--agent", "scribe", "please", "--allow-empty").stderr
     assert _list_cache(home) == []
+
+
+def test_a_workspace_shares_nothing_until_it_is_accepted(run: Run, home: Path, project: Path) -> None:
+    (home / ".config/forkwise/config.toml").write_text('[sandbox]\nshared = ["~/.cache/uv", "~/.cache/other"]\n')
+    own = project / ".forkwise/config.toml"
+    own.parent.mkdir()
+    own.write_text('[sandbox]\nshared = ["~/.cache/own", "~/.cache/other"]\n')
+    said = run("run", "--", "sh", "-c", WRITE).stderr
+    assert "shared of [sandbox]" in said
+    assert _list_cache(home) == []
+    assert "[sandbox] shared = ['~/.cache/own', '~/.cache/other']" in run("trust", "--json").stdout
+    write_accepted(own, own.read_text())
+    assert run("run", "--allow-empty", "--", "sh", "-c", WRITE).stderr == ""
+    assert _list_cache(home) == [".cache/own/x", ".cache/uv/x"]
+    write_accepted(own, '[sandbox]\nshared = ["~/.ssh/../.."]\n')
+    assert "config.toml: '~/.ssh/../..' in shared is not below" in run("run", "--", "true", code=1).stderr

@@ -456,12 +456,11 @@ def _build_command(
 
 
 def find_shared_paths(workspace: Path) -> tuple[str, ...]:
-    """Return the directories that the user's configuration shares with sandboxes, created where missing."""
-    from forkwise.config.config_file import SETTINGS
+    """Return the directories that configuration files share with sandboxes, created where missing."""
     from forkwise.config.shared_paths import make_shared, read_shared_paths
-    from forkwise.git.executable_config import find_config_directory
 
-    return make_shared(read_shared_paths(workspace), Path(find_config_directory(), SETTINGS), workspace)
+    shared = read_shared_paths(workspace)
+    return tuple(made for path, source in shared.items() for made in make_shared([path], source, workspace))
 
 
 def check_rules(network: Network | None, confinement: str, hosts: Sequence[str], host_ports: Sequence[int]) -> None:

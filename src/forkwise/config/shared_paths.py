@@ -1,17 +1,25 @@
-"""Directories that sandboxes share with the host for speed, from ``[sandbox]`` in the user's own ``config.toml``.
+"""Directories that sandboxes share with the host for speed, from ``[sandbox]`` in ``config.toml``.
 
-They are caches of packages in the home directory, of which a sandbox otherwise has a view of its own.
+They are caches of packages in the home directory, of which a sandbox otherwise has a view of its own. The file of a
+workspace adds to those of the user once it is accepted. Until then it can only leave some of them out.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forkwise.config.config_file import SETTINGS, ConfigFile, read_user_config
-from forkwise.errors import ConfigError
+from forkwise.config.config_file import (
+    SETTINGS,
+    ConfigFile,
+    format_ignored,
+    read_user_config,
+    read_workspace_config,
+)
+from forkwise.errors import ConfigError, ForkwiseWarning
 
 __all__ = ["list_shared", "make_shared", "read_shared_paths"]
 
@@ -19,10 +27,22 @@ _TABLE = "sandbox"
 _NAME = "shared"
 
 
-def read_shared_paths(workspace: Path) -> tuple[str, ...]:
-    """Read the paths. Without a file that the user alone can change there are none. Raises ConfigError."""
-    file = read_user_config(SETTINGS, workspace)
-    return () if file is None or not file.is_trusted else tuple(_find(file))
+def read_shared_paths(workspace: Path) -> dict[str, Path]:
+    """Return the paths, each with the file that names it. Raises ConfigError.
+
+    Only files that the user alone can change, or has accepted, share anything; a warning names what another one would.
+    """
+    user, own = read_user_config(SETTINGS, workspace), read_workspace_config(workspace, SETTINGS)
+    shared = {} if user is None or not user.is_trusted else dict.fromkeys(_find(user) or (), user.path)
+    wanted = None if own is None else _find(own)
+    if own is None or wanted is None:
+        return shared
+    if own.is_trusted:
+        return dict.fromkeys(wanted, own.path) | shared
+    if any(path not in shared for path in wanted):
+        message = format_ignored(own, [f"{_NAME} of [{_TABLE}]"], workspace)
+        warnings.warn(message, ForkwiseWarning, stacklevel=2)
+    return {path: source for path, source in shared.items() if path in wanted}
 
 
 def list_shared(file: ConfigFile) -> list[str]:
@@ -52,14 +72,17 @@ def make_shared(paths: Sequence[str], source: Path, workspace: Path) -> tuple[st
     return tuple(dict.fromkeys(made))
 
 
-def _find(file: ConfigFile) -> list[str]:
+def _find(file: ConfigFile) -> list[str] | None:
+    """Return the paths that a file names; None if it says nothing about them."""
     table: Mapping[str, Any] = file.tables.get(_TABLE, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{file.path}: [{_TABLE}] is not a table")
     for name in table:
         if name != _NAME:
             raise ConfigError(f"{file.path}: [{_TABLE}] has no setting {name!r}; there is only {_NAME}")
-    found = table.get(_NAME, [])
+    found = table.get(_NAME)
+    if found is None:
+        return None
     if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
         raise ConfigError(f"{file.path}: {_NAME} in [{_TABLE}] is {found!r}; it takes a list of directories")
     return found

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = [
     "PathView",
     "PathViewsAside",
+    "can_view_below",
+    "find_path_view",
     "list_path_views",
     "make_home_layer",
     "make_path_view",
@@ -83,15 +85,35 @@ def paths_directory(branch_home: str) -> str:
     return f"{branch_home}/paths"
 
 
+def find_path_view(branch: Branch, given: str) -> PathView | None:
+    """Return the view of a path that a branch has; None if it has none."""
+    return _load(_find_home(branch, os.path.realpath(given)))
+
+
+def _find_home(branch: Branch, path: str) -> str:
+    return f"{paths_directory(branch.home)}/{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+
+
+def can_view_below(branch: Branch, home: str, path: str) -> bool:
+    """Return whether a sandbox can make a directory that is missing at ``path`` in its view of ``home``, the user's."""
+    above = os.path.dirname(path)
+    while not os.path.isdir(above):
+        above = os.path.dirname(above)
+    if not f"{above}/".startswith(f"{home}/") or f"{path}/".startswith(f"{branch.workspace.target}/"):
+        return False
+    device = os.stat(home).st_dev  # what is mounted in a home directory is read-only in the sandbox
+    return device == os.stat(above).st_dev and _choose_kind(home, branch.state_dir.state) == "overlay"
+
+
 def make_path_view(branch: Branch, given: str, omitted: Sequence[str] = ()) -> PathView:
-    """Create the view of an existing path in a branch, or return the one that it has.
+    """Create the view of a path in a branch, or return the one that it has. Of a missing path it is an empty directory.
 
     A directory becomes an overlay or, where the kernel or the filesystem has none, a tree of reflinks, or else a copy.
     A copy leaves out files that match the patterns in ``omitted``, and large ones. Raises MountError if none can be
     made. Only one sandbox at a time may mount an overlay: the caller reserves it.
     """
     path = os.path.realpath(given)
-    home = f"{paths_directory(branch.home)}/{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+    home = _find_home(branch, path)
     found = _load(home)
     if found is not None:
         return found
@@ -250,7 +272,7 @@ def _load(home: str) -> PathView | None:
 
 def _choose_kind(path: str, state: str) -> Kind:
     if not os.path.isdir(path):
-        return "file"
+        return "file" if os.path.lexists(path) else "copy"
     if _has_overlay(path, state, os.stat(path).st_dev, namespace.is_entered()):
         return "overlay"
     return "reflink" if ReflinkView().refusal(Site(path, state)) is None else "copy"
@@ -274,6 +296,8 @@ def _fill(view: PathView, home: str, omitted: Sequence[str]) -> None:
         OverlayView().make(home, [view.path])
         return
     os.mkdir(f"{home}/layer", 0o700)
+    if not os.path.lexists(view.path):
+        return
     source_fd = os.open(view.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with closing_fd(source_fd), closing_fd(open_root(f"{home}/layer")) as target_fd:
         if view.kind == "reflink":

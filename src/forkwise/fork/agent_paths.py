@@ -19,7 +19,7 @@ import stat
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -28,6 +28,7 @@ from forkwise.errors import ForkwiseWarning
 from forkwise.files.branch import Branch
 from forkwise.files.path_view import (
     PathView,
+    can_view_below,
     list_path_views,
     make_path_view,
     matches,
@@ -38,7 +39,7 @@ from forkwise.files.store.overlayfs import is_whiteout
 from forkwise.linux import fds
 from forkwise.linux.trees import closing_fd, join, open_beneath, open_directory, open_root
 
-__all__ = ["AgentPaths", "Login", "conclude_agent_paths", "take_logins"]
+__all__ = ["AgentPaths", "Login", "conclude_agent_paths", "create_missing", "take_logins"]
 
 _FILE = "agent.json"
 _PROJECT = "{project}"
@@ -101,19 +102,6 @@ class AgentPaths:
             tuple(dict.fromkeys((*self.databases, *other.databases))),
         )
 
-    def create_missing(self) -> None:
-        """Create the branched directories that do not exist yet, empty, so that a sandbox can show a view of them.
-
-        A path whose name has an extension is a file, and is left to the agent.
-        """
-        for path in map(_expand, self.branched):
-            if not os.path.lexists(path) and not os.path.splitext(os.path.basename(path).lstrip("."))[1]:
-                top = path
-                while not os.path.isdir(top):
-                    top = os.path.dirname(top)
-                with suppress(OSError), closing_fd(open_root(top)) as root:
-                    os.close(_make_directories(root, os.path.relpath(path, top)))
-
     def prepare(self, branch: Branch, paths: Sequence[str]) -> None:
         """Create the views of ``paths`` in the branch of an attempt, and record what may be taken from them later."""
         workspace = os.fspath(branch.workspace.path)
@@ -142,6 +130,47 @@ class AgentPaths:
             with open(temporary, "w") as file:
                 json.dump(asdict(recorded), file)
             os.rename(temporary, temporary.removesuffix(".new"))
+
+
+def create_missing(branch: Branch, missing: Mapping[str, str], home: str | None) -> list[str]:
+    """Return the missing directories that a sandbox can create in its view of ``home``; create the others, empty.
+
+    ``missing`` are real paths by the paths that were given. A view needs a directory that exists, on the host or in the
+    view around it.
+    """
+    inside = []
+    for given, path in missing.items():
+        if home is not None and can_view_below(branch, home, path):
+            inside.append(given)
+        else:
+            with suppress(OSError):
+                _create_directory(path)
+    return inside
+
+
+def _create_directory(path: str) -> list[str]:
+    """Create a directory, following no links below one that exists. Return the new ones, deepest first."""
+    top, new = path, []
+    while not os.path.isdir(top):
+        new.append(top)
+        top = os.path.dirname(top)
+    with closing_fd(open_root(top)) as root:
+        os.close(_make_directories(root, os.path.relpath(path, top)))
+    return new
+
+
+@contextmanager
+def _existing(path: str) -> Iterator[None]:
+    """Create a directory while the block runs; afterwards those are removed that are new and still empty."""
+    new: list[str] = []
+    with suppress(OSError):
+        new = _create_directory(path)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for directory in new:
+                os.rmdir(directory)
 
 
 def _expand(path: str) -> str:
@@ -187,11 +216,12 @@ def conclude_agent_paths(branch: Branch) -> Iterator[None]:
         aside.add_to(branch.parent)
         return
     for view, paths in _load(aside.path):
-        _SessionCopy(view, paths.sessions).run()
-        for database in paths.databases:
-            _take_database(view, database, paths.before.get(database))
-        for login in paths.logins:
-            _take_first_login(view, login, paths.before.get(login.file))
+        with nullcontext() if view.kind == "file" else _existing(view.path):
+            _SessionCopy(view, paths.sessions).run()
+            for database in paths.databases:
+                _take_database(view, database, paths.before.get(database))
+            for login in paths.logins:
+                _take_first_login(view, login, paths.before.get(login.file))
     aside.discard()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forkwise.concurrency import CallResult, finish, finish_then_cancel, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError, ServerError
-from forkwise.fork.agent_paths import AgentPaths, take_logins
+from forkwise.fork.agent_paths import AgentPaths, create_missing, take_logins
 from forkwise.fork.fault import Fault, find_fault
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.network.gateway import NetworkLog, open_logged_network, resolve_network
@@ -184,8 +185,12 @@ class SandboxRunner(Runner):
         )
         started = time.monotonic()
         if self._agent_paths is not None and confinement.branched:
-            await finish_then_cancel(run_in_thread(self._agent_paths.create_missing))
-        paths = list(confinement.branched_paths())
+            home = None if confinement.landlock_instead else confinement.find_home(confinement.environment(os.environ))
+            missing = confinement.missing_directories()
+            created = await finish_then_cancel(run_in_thread(create_missing, job.branch, missing, home))
+        else:
+            created = []
+        paths = [*confinement.branched_paths(), *created]
         if self._agent_paths is not None and paths:
             await finish_then_cancel(run_in_thread(self._agent_paths.prepare, job.branch, paths))
         done: Finished | None = None

@@ -358,6 +358,18 @@ class Confinement:
         """Return the writable paths, each of which must exist."""
         return [os.path.realpath(os.path.expanduser(p)) for p in self.writable]
 
+    def missing_directories(self) -> dict[str, str]:
+        """Return the real paths of the branched directories that do not exist yet, by their absolute paths.
+
+        A path whose name has an extension is a file, and is left to the process. So is a directory inside a writable
+        or another branched one.
+        """
+        paths = list(map(os.path.abspath, map(os.path.expanduser, self.branched)))
+        names = {p: os.path.basename(p).lstrip(".") for p in paths if not os.path.lexists(p)}
+        reals = {p: os.path.realpath(p) for p, name in names.items() if not os.path.splitext(name)[1]}
+        around = {*self.writable_paths(), *self.branched_paths().values(), *reals.values()}
+        return {p: real for p, real in reals.items() if not _is_inside_any(real, around - {real})}
+
     def branched_paths(self) -> dict[str, str]:
         """Return the real paths of the branched paths that exist and are not writable, by their absolute paths."""
         writable = self.writable_paths()

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, NamespaceError
 from forkwise.files.branch import Branch, Parent
-from forkwise.files.path_view import PathView, make_home_layer, make_path_view, paths_directory, renew_workdir
+from forkwise.files.path_view import (
+    PathView,
+    find_path_view,
+    make_home_layer,
+    make_path_view,
+    paths_directory,
+    renew_workdir,
+)
 from forkwise.files.store.state import is_ordinary
 from forkwise.files.store.state_root import user_roots
 from forkwise.files.views.branchfs import CONTROL_FILE, find_mount
@@ -293,6 +300,10 @@ def _mount_branched(workspace_path: str, branch: Parent | None, confinement: Con
                 mounts.append(Mount("overlay", path, view.home, writable=True, lowers=[path], options=OPTIONS))
             else:
                 mounts.append(Mount("bind", path, view.content, writable=True))
+        if isinstance(branch, Branch):
+            # Directories that only the branch has; the mount points are made in the view of the home directory.
+            views = [find_path_view(branch, given) for given in confinement.missing_directories()]
+            mounts += [Mount("bind", view.path, view.content, writable=True) for view in views if view is not None]
     except BaseException:
         for reserved_mount in mounts:
             if reserved_mount.kind == "overlay":

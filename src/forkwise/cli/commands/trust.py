@@ -187,6 +187,6 @@ def _review_settings(workspace: Path) -> Iterator[_Review]:
     now = {} if own is None else list_limits(own)
     dropped = [f"{name} = {value!r}" for name, value in before.items() if now.get(name) != value]
     if own is not None:
-        yield _Review(path, own, list_widened_settings(own), now, dropped)
+        yield _Review(path, own, [*list_widened_settings(own), *list_shared(own)], now, dropped)
     elif before:
         yield _Review(path, None, [], {}, dropped)
