@@ -14,7 +14,7 @@ from bench.figure import Figure
 from bench.line import Goal, Line
 from bench.rounds import play
 from bench.scratch import Scratch
-from forkwise.agents.stream import AgentStream
+from forkwise.agents.stream import FORMATS, AgentStream
 
 __all__ = ["measure_agent_streams"]
 
@@ -22,7 +22,7 @@ _RECORDED = Path(__file__).parents[2] / "tests/agents/streams"
 _PIECE = 64 << 10  # bytes that arrive at once
 _MEMORY = """
 import sys
-from forkwise.agents.stream import AgentStream
+from forkwise.agents.stream import FORMATS, AgentStream
 stream = AgentStream(sys.argv[1], "/project")
 while piece := sys.stdin.buffer.read(1 << 16):
     stream.feed("stdout", piece)
@@ -37,7 +37,7 @@ def measure_agent_streams(scratch: Scratch) -> list[Line]:
     """Measure the CPU time of each format, and the memory of a process that does nothing else."""
     size = (10 if scratch.quick else 100) << 20
     lines = []
-    for path in sorted(_RECORDED.glob("*.jsonl")):
+    for path in sorted(path for path in _RECORDED.glob("*.jsonl") if path.stem in FORMATS):
         scratch.report(f"reading the stream of {path.stem}")
         lines += _measure(path, size, scratch.rounds(5, 3))
     return lines

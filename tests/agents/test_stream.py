@@ -348,3 +348,47 @@ def test_a_bad_line_after_many_steps_is_plain_output() -> None:
     stream = read("gemini", many_steps("gemini"), b'{"type":"message",oops\n{"type":"tool_use",\n{"type":"init",\n')
     assert stream.activity is None
     assert "not JSON" in stream.facts["tail"]
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("API Error: 529 overloaded_error", 0),
+        ("429 Too Many Requests (retry-after: 7)", 7),
+        ("Rate limit reached for gpt-5. Please try again in 11.054s.", 11.054),
+        ("Rate limit reached for gpt-5. Please try again in 250ms.", 0.25),
+        ("RESOURCE_EXHAUSTED: You exceeded your current quota. Please retry in 34.5s.", 34.5),
+        ("You exceeded your current quota, please check your plan and billing details", None),
+        ("Claude AI usage limit reached, try again at 3pm", None),
+        ("503 Service Unavailable", None),
+        ("TypeError: try again in 3 s", None),
+    ],
+)
+def test_how_long_a_provider_refuses_requests(said: str, seconds: float | None) -> None:
+    error = line(type="turn.failed", error={"message": said})
+    judgement = read("codex", error).explain(judge(RunEnd("exit", exit_code=1)))
+    assert judgement.retry_after == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_when_a_limit_of_claude_ends() -> None:
+    end = line(type="result", is_error=True, result="429 rate_limit_error")
+    for resets, longest in ((1, 0), (4_000_000_000, 4_000_000_000)):
+        info = {"status": "rejected", "resetsAt": resets}
+        stream = read("claude", line(type="rate_limit_event", rate_limit_info=info), end)
+        retry_after = stream.explain(judge(RunEnd("exit", exit_code=1))).retry_after
+        assert retry_after is not None
+        assert longest // 2 <= retry_after <= longest
+
+
+def test_a_second_run_adds_to_the_first() -> None:
+    stream = read("codex", line(type="thread.started", thread_id="t1"), errors=b"429\n")
+    used = line(type="turn.completed", usage={"input_tokens": 10, "output_tokens": 1})
+    stream.feed("stdout", used + b'{"type":"turn.f')
+    stream.restart("waits 5 s")
+    for _ in range(2):
+        stream.feed("stdout", line(type="turn.completed", usage={"input_tokens": 20, "output_tokens": 2}))
+    stream.finish()
+    assert (stream.tokens.input, stream.tokens.output) == (30, 3)
+    assert list_steps(stream) == ["waits 5 s"]
+    assert stream.explain(judge(RunEnd("exit", exit_code=0))).success
+    assert stream.explain(judge(RunEnd("exit", exit_code=1))).fault is None  # what the first run said is not its own

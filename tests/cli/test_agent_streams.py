@@ -140,10 +140,93 @@ def test_a_failure_says_why(run: Run, ask: Ask, install: Callable[[str, str], No
 
 def test_a_fault_of_the_provider_is_no_failure(run: Run, ask: Ask, install: Callable[[str, str], None]) -> None:
     install("claude", "echo 'API Error: 529 Overloaded' >&2; exit 1")
-    run("run", "--agent", "claude", "fix it", code=7)
+    run("run", "--provider-retries", "0", "--agent", "claude", "fix it", code=7)
     [fork] = ask("ls")["forks"]
     [attempt] = ask("show", fork["id"])["fork"]["attempts"]
     assert (attempt["state"], attempt["fault"]) == ("faulted", "provider")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A directory that attempts may write to: what they write there stays."""
+    place = tmp_path / "shared"
+    place.mkdir()
+    return place
+
+
+def refuse(message: str, times: int, shared: Path) -> str:
+    """Return a script that ends with a message of its provider the first times, after some work that costs $0.40."""
+    error = {"type": "error", "error": {"name": "APIError", "data": {"message": message}}}
+    return (
+        f"echo run >> {shared}/runs; echo half > half.txt; {report_usage(0.4, 'a')}\n"
+        f"if [ $(wc -l < {shared}/runs) -le {times} ]; then echo '{json.dumps(error)}'; exit 1; fi\n"
+        "rm half.txt; echo fixed > a.txt\n"
+    )
+
+
+def test_an_attempt_waits_for_its_provider_and_starts_again(
+    run: Run, ask: Ask, project: Path, shared: Path, install: Callable[[str, str], None]
+) -> None:
+    install("opencode", refuse("429 Too Many Requests, retry after 0.01s", 2, shared))
+    run("run", "--writable", str(shared), "--agent", "opencode", "fix it")
+    assert (shared / "runs").read_text() == "run\n" * 3
+    [fork] = ask("ls")["forks"]
+    [row] = ask("show", fork["id"])["fork"]["attempts"]
+    assert (row["state"], row["fault"], row["files"]) == ("succeeded", None, 1)
+    assert row["cost"]["usd"] == pytest.approx(1.2)  # what was used before it was refused counts
+    assert (row["cost"]["input_tokens"], row["cost"]["output_tokens"]) == (3000, 30)
+    notes = [step["text"] for step in ask("show", row["id"])["attempt"]["steps"] if step["kind"] == "note"]
+    assert len(notes) == 2
+    assert "s for its provider, then starts again: 429 Too Many Requests, retry after 0.01s" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "runs"),
+    [
+        ("429 rate_limit_error: try again in 5ms", 3),
+        ("429 rate_limit_error: try again in 5 hours", 1),
+        ("429 insufficient_quota: You exceeded your current quota, check your plan", 1),
+        ("Not logged in", 1),
+    ],
+)
+def test_an_attempt_that_its_provider_refuses_does_not_wait_for_ever(
+    run: Run, ask: Ask, shared: Path, install: Callable[[str, str], None], message: str, runs: int
+) -> None:
+    install("opencode", refuse(message, 99, shared))
+    options = ("--provider-retries", "2", "--writable", str(shared))
+    run("run", *options, "--agent", "opencode", "fix it", code=7)
+    assert (shared / "runs").read_text() == "run\n" * runs
+    [fork] = ask("ls")["forks"]
+    [row] = ask("show", fork["id"])["fork"]["attempts"]
+    assert (row["state"], row["fault"]) == ("faulted", "provider")
+    assert message in row["reason"]
+
+
+def test_attempts_of_one_provider_take_turns(
+    run: Run, ask: Ask, home: Path, shared: Path, install: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    table = tmp_path / "config/forkwise/agents.toml"
+    table.parent.mkdir(parents=True)
+    table.write_text('[opencode]\nprovider = "anthropic"\nat_once = 8\n')
+    script = f"echo begin >> {shared}/log; echo $FORKWISE_ATTEMPT > a.txt; head -c 3000000 /dev/zero | md5sum >&2"
+    for name in ("claude", "opencode"):
+        install(name, f"{script}; echo end >> {shared}/log")
+    agents = ("--agent", "claude", "--agent", "opencode")
+    run("best-of", "4", "--quiet", "--per-provider", "1", "--writable", str(shared), *agents, "fix it")
+    assert (shared / "log").read_text() == "begin\nend\n" * 4
+
+
+def test_the_cost_of_attempts_is_estimated_from_earlier_ones(
+    run: Run, ask: Ask, install: Callable[[str, str], None]
+) -> None:
+    install("opencode", f"{report_usage(0.3, 'a')}; echo $FORKWISE_ATTEMPT > a.txt")
+    first = run("best-of", "3", "--agent", "opencode", "fix it")
+    assert "About $" not in first.stderr
+    shown = run("best-of", "4", "--agent", "opencode:opus", "fix it")  # no history with this model
+    assert shown.stderr.startswith("About $1.20 for 4 attempts, from 3 earlier ones.\n")
+    outcome = json.loads(run("run", "--json", "--agent", "opencode:opus", "x").stdout.splitlines()[-1])["outcome"]
+    assert outcome["estimate"] == {"usd": pytest.approx(0.3), "attempts": 1, "earlier": 4}
+    assert json.loads(run("run", "--json", "--", "true").stdout.splitlines()[-1])["outcome"]["estimate"] is None
 
 
 def report_usage(usd: float, request: str) -> str:

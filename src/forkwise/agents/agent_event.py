@@ -26,7 +26,7 @@ __all__ = [
     "to_text",
 ]
 
-Kind = Literal["session", "step", "tool", "message", "usage", "failure", "end", "note"]
+Kind = Literal["session", "step", "tool", "message", "usage", "limit", "failure", "end", "note"]
 
 _MAX_LINE = 200  # characters of a target or a name
 _MAX_TEXT = 50_000  # characters of a message
@@ -69,6 +69,7 @@ class AgentEvent(NamedTuple):
     ``text`` is the id of a session, the target of a tool, a message, or the reason of a failure. A ``message`` with
     ``is_part`` continues the one before. ``usage`` has the tokens and the cost of the ``request`` that it names, which
     may be reported again with more; without a name they are those of the whole run. ``end`` has the closing message.
+    ``limit`` says that the provider refuses requests, for ``delay_s`` seconds from now on if it is known.
     """
 
     kind: Kind
@@ -79,6 +80,7 @@ class AgentEvent(NamedTuple):
     tokens: Tokens | None = None
     usd: float | None = None
     is_part: bool = False
+    delay_s: float | None = None
 
 
 _NAMES = {

@@ -76,7 +76,9 @@ class Agent:
     ``shared`` are caches below the home directory that attempts share with the host. ``litter`` are globs of files that
     it leaves in a workspace, which are not part of its changes.
     ``model`` is the one that was named with it, as in ``claude:opus``. ``stream`` names the format in which it prints
-    what it does, ``resume`` is the command that continues a session. ``untested`` says that nobody tests this table.
+    what it does, ``resume`` is the command that continues a session. ``provider`` names the service whose limits it
+    shares with other agents, ``at_once`` is how many attempts may use that at the same time.
+    ``untested`` says that nobody tests this table.
     """
 
     name: str
@@ -92,6 +94,8 @@ class Agent:
     environment_when_confined: dict[str, str] = field(default_factory=dict)
     model: str | None = None
     stream: str | None = None
+    provider: str = ""
+    at_once: int | None = None
     resume: tuple[str, ...] = ()
     install: str = ""
     untested: bool = False
@@ -389,6 +393,8 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "environment": _is_variables,
     "environment_when_confined": _is_variables,
     "stream": lambda value: isinstance(value, str) and value in FORMATS,
+    "provider": lambda value: isinstance(value, str) and bool(value),
+    "at_once": lambda value: type(value) is int and value > 0,
     "resume": lambda value: _is_words(value) and any(_SESSION in word for word in value[1:]),
     "install": lambda value: isinstance(value, str),
     "untested": lambda value: isinstance(value, bool),

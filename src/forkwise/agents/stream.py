@@ -147,6 +147,9 @@ class AgentStream(OutputReader):
         self._model = model
         self._requests: dict[str, tuple[str, Tokens, float | None]] = {}
         self._total: tuple[Tokens | None, float | None] = (None, None)
+        self._delay_s: float | None = None  # how long the provider refuses requests
+        self._earlier = Tokens()  # of earlier runs
+        self._earlier_usd: float | None = None
 
     def feed(self, stream: str, piece: bytes) -> None:
         with self._lock:
@@ -305,6 +308,8 @@ class AgentStream(OutputReader):
             self._add_part(event.text)
         elif kind == "end":
             self._end(event.text)
+        elif kind == "limit":
+            self._delay_s = event.delay_s
         else:
             self._read_postponed()
             self._close_message()
@@ -401,6 +406,9 @@ class AgentStream(OutputReader):
             return self._count_tokens()
 
     def _count_tokens(self) -> Tokens:
+        return self._earlier + self._count_run()
+
+    def _count_run(self) -> Tokens:
         counted = sum((tokens for _, tokens, _ in self._requests.values()), Tokens())
         total = self._total[0]
         return total if total is not None and total.total >= counted.total else counted
@@ -408,14 +416,18 @@ class AgentStream(OutputReader):
     def find_cost(self, *, by_list: bool = True) -> dict[str, Any] | None:
         with self._lock:
             tokens = self._count_tokens()
-            usd, source = self._find_price(tokens, by_list=by_list)
+            usd, source = self._find_price(by_list=by_list)
         if not tokens.total and usd is None:
             return None
         counts = {"input_tokens": tokens.input, "output_tokens": tokens.output, "cached_tokens": tokens.cached}
         priced = {} if usd is None else {"usd": usd, "source": source}
         return {**priced, **{name: count for name, count in counts.items() if count or name != "cached_tokens"}}
 
-    def _find_price(self, tokens: Tokens, *, by_list: bool) -> tuple[float | None, str]:
+    def _find_price(self, *, by_list: bool) -> tuple[float | None, str]:
+        usd, source = self._price_run(by_list=by_list)
+        return (usd, source) if self._earlier_usd is None else (self._earlier_usd + (usd or 0.0), source or "agent")
+
+    def _price_run(self, *, by_list: bool) -> tuple[float | None, str]:
         """Return the agent's own figure, or else the price of its tokens by the list."""
         if self._total[1] is not None:
             return self._total[1], "agent"
@@ -428,7 +440,7 @@ class AgentStream(OutputReader):
         for model, used, _ in self._requests.values():
             by_model[model] = by_model.get(model, Tokens()) + used
         if not by_model and self._model:
-            by_model = {self._model: tokens}
+            by_model = {self._model: self._count_run()}
         prices = [_price_tokens(model, used) for model, used in by_model.items()]
         known = [price for price in prices if price is not None]
         return (sum(known), "list") if known and len(known) == len(prices) else (None, "")
@@ -460,7 +472,25 @@ class AgentStream(OutputReader):
         reason = f"{said} ({judgement.reason})" if judgement.reason else said
         if blame == "agent":
             return replace(judgement, reason=reason)
-        return replace(judgement, reason=reason, fault="provider", blocks_others=blame == "login")
+        delay_s = self._delay_s if self._delay_s is not None else _find_delay(said)
+        is_short = blame == "limit" and (delay_s is not None or not _QUOTA.search(said))
+        retry_after = (delay_s or 0.0) if is_short else None
+        return replace(
+            judgement, reason=reason, fault="provider", blocks_others=blame == "login", retry_after=retry_after
+        )
+
+    def restart(self, note: str) -> None:
+        with self._lock:
+            self._read_postponed()
+            self._close_message()
+            usd, _ = self._find_price(by_list=True)
+            self._earlier, self._earlier_usd = self._count_tokens(), usd
+            self._requests, self._total = {}, (None, None)
+            self._pending, self._error_pending, self._is_skipping = b"", b"", False
+            self._plain.clear()
+            self._errors.clear()
+            self._message, self._answer, self._failure, self._delay_s = _Message(self._read_part), None, None, None
+            self._add_step({"kind": "note", "text": to_line(note, _MAX_REASON)})
 
 
 def _keep(kept: deque[bytes], lines: Sequence[bytes]) -> None:
@@ -514,6 +544,30 @@ _SIGNS: tuple[tuple[_Blame, re.Pattern[str]], ...] = (
         ),
     ),
 )
+
+
+#: Limits that last for hours or need the user, unless the provider says how long to wait.
+_QUOTA = re.compile(r"usage limit|quota|billing|(?:hour|daily|weekly|monthly) limit", re.IGNORECASE)
+_DELAY = re.compile(
+    r"(?:retry|try again)[\w\s:\"'=-]{0,20}?(\d{1,9}(?:\.\d{1,9})?) ?"
+    r"(ms|milliseconds|s|sec\w*|m|min\w*|h|hours?)?(?![\w:])",
+    re.IGNORECASE,
+)
+_UNITS = {"m": 60.0, "h": 3600.0}
+
+
+def _find_delay(text: str) -> float | None:
+    """Return after how many seconds a provider says to try again; None if it does not.
+
+    >>> _find_delay("Please try again in 11.05s."), _find_delay("429, retry-after: 30"), _find_delay("retry in 2 min")
+    (11.05, 30.0, 120.0)
+    """
+    found = _DELAY.search(text[-_MAX_SEARCHED:])
+    if found is None:
+        return None
+    unit = (found[2] or "s").lower()
+    is_thousandth = unit.startswith(("ms", "milli"))
+    return float(found[1]) * (0.001 if is_thousandth else _UNITS.get(unit[:1], 1.0))
 
 
 def _find_blame(text: str) -> _Blame:

@@ -49,6 +49,7 @@ from forkwise.testing.report import TestReport
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
+    from forkwise.agents.estimate import Estimate
     from forkwise.cli.detachment import Detachment
 
 __all__ = [
@@ -78,20 +79,47 @@ def explore(recipe: Recipe, options: ExploreOptions) -> int:
         GitExport(workspace).check(options.as_branch, options.branches_prefix, options.as_patch)
     _check(recipe, options, workspace)
     pattern = recipe.pattern(workspace)
-    return run_and_report(lambda observer: pattern.run(workspace, observer=observer), workspace, options, repository)
+    return run_and_report(
+        lambda observer: pattern.run(workspace, observer=observer),
+        workspace,
+        options,
+        repository,
+        estimate=_print_estimate(recipe, options, workspace),
+    )
+
+
+def _print_estimate(recipe: Recipe, options: ExploreOptions, workspace: Workspace) -> Estimate | None:
+    """Estimate what attempts by agents will cost, and say so on standard error."""
+    planned = recipe.list_agents()
+    if not planned:
+        return None
+    from forkwise.agents.estimate import estimate_cost
+
+    with open_ledger(workspace) as ledger:
+        estimate = estimate_cost(ledger, planned)
+    if estimate is not None and not options.quiet and not options.output.as_json:
+        text = str(estimate)
+        click.echo(f"{text[:1].upper()}{text[1:]}.", err=True)
+    return estimate
 
 
 def run_and_report(
-    exploration: Exploration, workspace: Workspace, options: ExploreOptions, repository: GitRepository | None = None
+    exploration: Exploration,
+    workspace: Workspace,
+    options: ExploreOptions,
+    repository: GitRepository | None = None,
+    *,
+    estimate: Estimate | None = None,
 ) -> int:
     """Run an exploration, show its progress, print the result, and return the exit code.
 
-    With ``options.detach``, another process does that, and this one returns as soon as the fork has an id.
+    With ``options.detach``, another process does that, and this one returns as soon as the fork has an id. ``estimate``
+    is for the result as JSON.
     """
     if not options.detach:
         notice = TerminalNotice(find_notice_delay(options.directory, options.notify))
         try:
-            code, record = _run_and_report(exploration, workspace, options, repository)
+            code, record = _run_and_report(exploration, workspace, options, repository, estimate=estimate)
         except (BranchingError, click.ClickException):
             notice.send("the exploration failed")
             raise
@@ -101,7 +129,9 @@ def run_and_report(
 
     own_options = replace(options, output=Output(as_json=False, is_plain=True), quiet=False)
     return detach(
-        lambda detachment: _run_and_report(exploration, workspace, own_options, repository, detachment),
+        lambda detachment: _run_and_report(
+            exploration, workspace, own_options, repository, detachment, estimate=estimate
+        ),
         workspace,
         options,
     )
@@ -113,6 +143,8 @@ def _run_and_report(
     options: ExploreOptions,
     repository: GitRepository | None,
     detachment: Detachment | None = None,
+    *,
+    estimate: Estimate | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Run an exploration, show its progress, print the result, and return the exit code and the result."""
     with (
@@ -133,7 +165,10 @@ def _run_and_report(
             report.write()
         except (click.ClickException, GitError, OSError) as error:
             failure = error
-        record = _outcome_record(outcome, options, progress, git, exported)
+        record = {
+            **_outcome_record(outcome, options, progress, git, exported),
+            "estimate": None if estimate is None else asdict(estimate),
+        }
         _print_outcome(outcome, options, progress, git, exported, record)
     _collect_garbage(workspace, options)
     if failure is not None:  # raised after the report, because the commit to the workspace stays

@@ -88,6 +88,8 @@ class ExploreOptions:
     memory: int | None = None
     cpus: float | None = None
     max_parallel: int | None = None
+    per_provider: int | None = None
+    provider_retries: int = 5
     confinement: str = "standard"
     network: Network | None = None
     allowed_hosts: tuple[str, ...] = ()
@@ -166,6 +168,8 @@ class ExploreOptions:
             memory=self.memory,
             cpus=self.cpus,
             max_parallel=self.max_parallel,
+            per_provider=self.per_provider,
+            provider_retries=self.provider_retries,
             confinement=self.confinement,
             network=self.network,
             allowed_hosts=self.allowed_hosts,
@@ -306,6 +310,8 @@ class ExploreOptions:
                         environment=tuple(environment.items()),
                         variation=variation.names,
                         stream=None if isinstance(subject, tuple) else subject.stream,
+                        provider=None if isinstance(subject, tuple) else subject.provider or subject.name,
+                        at_once=None if isinstance(subject, tuple) else subject.at_once,
                     )
                 )
         return list(prompts), variants

@@ -332,6 +332,21 @@ _OPTIONS = (
         help="Number of attempts to run at the same time.",
     ),
     click.option(
+        "--per-provider",
+        type=click.IntRange(min=1),
+        metavar="N",
+        show_default="no limit",
+        help="Number of attempts by agents that use the same provider at the same time.",
+    ),
+    click.option(
+        "--provider-retries",
+        type=click.IntRange(min=0, max=100),
+        metavar="N",
+        default=5,
+        show_default=True,
+        help="Number of times that an attempt waits and starts again if its provider is overloaded or refuses it (429).",
+    ),
+    click.option(
         "--stop-when",
         multiple=True,
         metavar="RULE",

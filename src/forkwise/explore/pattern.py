@@ -30,7 +30,7 @@ from forkwise.git.ignore_rules import check_ignore
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit, OnConflict
-    from forkwise.fork.execute import SpendLimits
+    from forkwise.fork.execute import ProviderRules, SpendLimits
     from forkwise.git.ignore_rules import Ignore
     from forkwise.testing.report import TestReport
 
@@ -430,6 +430,7 @@ class Options(TypedDict, total=False):
     stop_when: StopWhen | None
     time_budget: float | None
     spend_limits: SpendLimits | None
+    provider_rules: ProviderRules | None
     holds_on_interrupt: bool
     spec: dict[str, Any] | None
     kind: str | None
@@ -451,6 +452,7 @@ class Pattern(ABC):
     ``stop_when`` is ``"all-green"``, ``"no-gain:3"`` or ``"cost:2.50"`` (US dollars), or several in a list: then no
     further attempts are made. ``time_budget`` is the running time in seconds of all candidates together, without their
     tests: when it is used up, those that run are ended. ``spend_limits`` does the same for what agents cost.
+    ``provider_rules`` say how many agents use a provider at once, and what happens to those that it refuses for now.
 
     ``ignore`` leaves changed paths out of scores, conflicts and the commit, as ``Branch.set_ignore`` does; by default
     nothing is left out. An attempt that changed nothing else ranks below the others; if ``has_prompt`` says that
@@ -479,6 +481,7 @@ class Pattern(ABC):
         stop_when: StopWhen | None = None,
         time_budget: float | None = None,
         spend_limits: SpendLimits | None = None,
+        provider_rules: ProviderRules | None = None,
         holds_on_interrupt: bool = False,
         spec: dict[str, Any] | None = None,
         kind: str | None = None,
@@ -505,6 +508,7 @@ class Pattern(ABC):
             has_prompt=has_prompt,
             time_budget=time_budget,
             spend_limits=spend_limits,
+            provider_rules=provider_rules,
         )
         self._stop_rules = build_stop_rules(stop_when)
         self._commits = commit

@@ -27,7 +27,7 @@ from forkwise.explore.tree_of_thoughts import OnDeadEnd, TreeOfThoughts
 from forkwise.fork.agent_paths import AgentPaths
 from forkwise.fork.candidate import Candidate, OutputReader
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, scratch
-from forkwise.fork.execute import SpendLimits
+from forkwise.fork.execute import ProviderRules, SpendLimits
 from forkwise.fork.runner import Job, RunEnd, Runner, SandboxRunner
 from forkwise.git.ignore_rules import IgnoreRules
 from forkwise.sandbox.confinement import Confinement, Network
@@ -166,7 +166,8 @@ class Variant:
     """One of the candidates of a recipe, in which something differs from the others.
 
     ``prompt`` is the number of its prompt among those of the recipe. ``variation`` names what differs, for people.
-    ``stream`` names the format of its agent's output; an agent without one prints plain text.
+    ``stream`` names the format of its agent's output; an agent without one prints plain text. ``provider`` is the
+    service that the agent uses, at most ``at_once`` attempts at the same time.
     """
 
     command: tuple[str, ...]
@@ -176,6 +177,8 @@ class Variant:
     environment: tuple[tuple[str, str], ...] = ()
     variation: tuple[tuple[str, str], ...] = ()
     stream: str | None = None
+    provider: str | None = None
+    at_once: int | None = None
 
     def build_candidate(self, number: int, prompts: Sequence[str]) -> Candidate:
         """Build the candidate; ``number`` is that of the variant, ``prompts`` are those of the recipe."""
@@ -188,13 +191,19 @@ class Variant:
             variation=dict(self.variation),
             variant=number,
             read_output=None if self.agent is None else self._read_output,
+            provider=self.provider,
+            at_once=self.at_once,
         )
+
+    @property
+    def model(self) -> str:
+        """The model that it names, or nothing."""
+        return dict(self.environment).get("FORKWISE_MODEL", "")
 
     def _read_output(self, directory: Path) -> OutputReader:
         from forkwise.agents.stream import FORMATS, AgentStream  # noqa: PLC0415 - only agents need it
 
-        model = dict(self.environment).get("FORKWISE_MODEL", "")
-        return AgentStream(self.stream if self.stream in FORMATS else None, directory, model=model)
+        return AgentStream(self.stream if self.stream in FORMATS else None, directory, model=self.model)
 
 
 class _RunnerByCommand(Runner):
@@ -219,7 +228,8 @@ class Recipe:
 
     How they run: ``allowance`` is that of all commands, except those that have their own in ``own_allowances``.
     Without a ``network``, the confinement ``standard`` has ``auto``.
-    ``memory`` and ``cpus`` limit each attempt and each test run; ``SpendLimits`` has the budgets. Candidates, tests and
+    ``memory`` and ``cpus`` limit each attempt and each test run; ``SpendLimits`` has the budgets,
+    ``ProviderRules`` has ``per_provider`` and ``provider_retries``. Candidates, tests and
     the judge start in ``subdirectory`` of the workspace. ``frozen`` is that of the workspace, for resuming. With
     ``servers``, those of the workspace's ``servers.toml`` run in each branch while its candidate runs, and while its
     tests run.
@@ -269,6 +279,8 @@ class Recipe:
     memory: int | None = None
     cpus: float | None = None
     max_parallel: int | None = None
+    per_provider: int | None = None
+    provider_retries: int = 5
     confinement: str = "standard"
     network: Network | None = None
     allowed_hosts: tuple[str, ...] = ()
@@ -385,6 +397,7 @@ class Recipe:
             "spend_limits": SpendLimits(
                 self.usd_budget, self.token_budget, self.attempt_usd_budget, self.attempt_token_budget
             ),
+            "provider_rules": ProviderRules(self.per_provider, self.provider_retries),
             "holds_on_interrupt": True,
             "ignore": None if self.include_ignored else IgnoreRules(self.litter) if self.litter else "git",
             "allow_empty": self.allow_empty,
@@ -398,6 +411,16 @@ class Recipe:
         own = {command: self._build_sandbox_runner(allowance, servers) for command, allowance in self.own_allowances}
         default = self._build_sandbox_runner(self.allowance, servers)
         return _RunnerByCommand(default, own) if own else default
+
+    def list_agents(self) -> list[tuple[str, str]]:
+        """Return the agent and the model of each attempt that is made, if none of them ends the exploration early.
+
+        Attempts on top of others in ``tree`` and ``beam`` are not among them.
+        """
+        counts = {"run": 1, "cascade": sum(self.fan_out), "refine": self.n * self.rounds}
+        counts |= dict.fromkeys(("speculate", "tree", "beam"), len(self.variants))
+        chosen = [self.variants[i % len(self.variants)] for i in range(counts.get(self.kind, self.n)) if self.variants]
+        return [(variant.agent, variant.model) for variant in chosen if variant.agent is not None]
 
     def build_candidate_confinement(self, command: tuple[str, ...], variant: int | None = None) -> Confinement:
         """Build the confinement of the candidate of this command; with the variables of its variant, if it has one."""

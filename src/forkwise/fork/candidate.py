@@ -189,6 +189,10 @@ class OutputReader(ABC):
         """Fields for the ledger's record of its end; those that are None are left out."""
 
     @abstractmethod
+    def restart(self, note: str) -> None:
+        """Begin anew, because the command is run again: what it did and cost before still counts; add a note."""
+
+    @abstractmethod
     def explain(self, judgement: Judgement) -> Judgement:
         """Return the judgement of its end with what the output says about it."""
 
@@ -203,7 +207,8 @@ class Candidate:
     A command gets ``environment`` and its ``prompt``, as a file, in addition to what its runner gives it. ``agent`` is
     the coding agent that it runs, ``variation`` what it does differently from its siblings, and ``variant`` its number
     in the recipe. A candidate with ``variants`` is a choice: attempt 0 runs the first of them, and so on in turn.
-    ``read_output`` builds the reader of a command's output; it is called with the workspace's directory.
+    ``read_output`` builds the reader of a command's output; it is called with the workspace's directory. ``provider``
+    names the service that the agent uses, ``at_once`` is how many attempts may use it at the same time.
     """
 
     label: str
@@ -218,6 +223,8 @@ class Candidate:
     variant: int | None = None
     variants: tuple[Candidate, ...] = ()
     read_output: Callable[[Path], OutputReader] | None = None
+    provider: str | None = None
+    at_once: int | None = None
 
     def select(self, index: int) -> Candidate:
         """Return the candidate that attempt ``index`` runs: this one, or its turn of the variants."""
@@ -295,7 +302,9 @@ class Judgement:
 
     ``score`` is the candidate's own, if it gave one. ``message`` is the text that a function returned with its success.
     With a ``fault`` it says nothing about the candidate, which ran at all if ``has_started``. With ``blocks_others``
-    the same fault will hit every other attempt of this candidate, until the user does something about it.
+    the same fault will hit every other attempt of this candidate, until the user does something about it. With
+    ``retry_after`` the provider refused a request for now: the same candidate may succeed after so many seconds, or
+    after a while if that is 0.
     """
 
     success: bool
@@ -306,6 +315,7 @@ class Judgement:
     fault: Fault | None = None
     has_started: bool = True
     blocks_others: bool = False
+    retry_after: float | None = None
 
 
 def judge(end: RunEnd, timeout: float | None = None, *, has_feedback: bool = False) -> Judgement:

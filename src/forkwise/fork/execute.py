@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import random
 import uuid
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -39,7 +41,16 @@ if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluation
     from forkwise.git.ignore_rules import Ignore
 
-__all__ = ["NO_CHANGE", "SpendBudget", "SpendLimits", "StartGate", "TimeBudget", "execute"]
+__all__ = [
+    "NO_CHANGE",
+    "ProviderLimit",
+    "ProviderRules",
+    "SpendBudget",
+    "SpendLimits",
+    "StartGate",
+    "TimeBudget",
+    "execute",
+]
 
 NO_CHANGE = "no change"
 
@@ -49,6 +60,8 @@ _MAX_COUNTED = 5000
 _MAX_SCORE = 200
 _SHOWN = 3
 _MAX_LISTED = 100
+_FIRST_WAIT = 5.0  # seconds until an attempt that its provider refused starts again; then twice as long, and so on
+_LONGEST_WAIT = 600.0
 
 
 class TimeBudget:
@@ -222,6 +235,67 @@ class StartGate:
         self._opened.set()
 
 
+@dataclass(frozen=True, slots=True)
+class ProviderRules:
+    """How the attempts of a fork treat providers of models: how many use one at once, None for any number.
+
+    ``retries`` is how often an attempt starts again that a provider refused because of too many requests.
+    """
+
+    at_once: int | None = None
+    retries: int = 5
+
+    def find_delay(self, count: int, asked_s: float) -> float | None:
+        """Return the seconds to wait after ``count`` earlier waits; ``asked_s`` is what the provider asks for, or 0.
+
+        None if it is not worth it. Attempts that were refused together do not return together.
+        """
+        if count >= self.retries or asked_s > _LONGEST_WAIT:
+            return None
+        if asked_s:
+            return asked_s * random.uniform(1.0, 1.2)
+        return float(min(_FIRST_WAIT * 2**count, _LONGEST_WAIT) * random.uniform(0.75, 1.25))
+
+
+class ProviderLimit:
+    """The attempts that use one provider at once: as many as allowed, and fewer after it has refused one.
+
+    A refusal halves their number, except for those who had begun before it; each attempt that was answered adds one.
+    """
+
+    def __init__(self, at_once: int | None) -> None:
+        self._most = at_once
+        self._at_once = at_once
+        self._users: dict[str, int] = {}  # with the number of refusals when they began
+        self._refusals = 0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self, attempt: str) -> None:
+        """Wait until an attempt may use the provider."""
+        while attempt not in self._users and self._at_once is not None and len(self._users) >= self._at_once:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.remove(waiter)
+        self._users.setdefault(attempt, self._refusals)
+
+    def leave(self, attempt: str, *, is_refused: bool = False) -> None:
+        """Let another attempt use the provider, which has refused this one, or has answered it."""
+        if attempt not in self._users:
+            return
+        together = len(self._users)
+        if self._users.pop(attempt) == self._refusals and is_refused:
+            self._refusals += 1
+            self._at_once = max(min(self._at_once or together, together) // 2, 1)
+        elif not is_refused and self._at_once is not None and self._at_once != self._most:
+            self._at_once += 1
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
 def _read_amounts(cost: Mapping[str, Any]) -> tuple[float, int]:
     usd = cost.get("usd")
     counts = [cost.get(name) for name in ("input_tokens", "output_tokens")]
@@ -276,17 +350,46 @@ def _note_edits(attempt: Attempt) -> None:
 
 
 async def _open_and_run(attempt: Attempt, name: str, output: AttemptLog) -> Judgement:
+    """Run the candidate in its branch; again, in a new branch, after its provider refused it for now."""
+    fork, limit = attempt.fork, attempt.fork.find_limit(attempt)
+    count = 0
+    while True:
+        judgement = await _open_and_try(attempt, name, output, is_again=count > 0)
+        asked_s = judgement.retry_after
+        limit.leave(attempt.id, is_refused=asked_s is not None)
+        delay_s = None if asked_s is None else fork.provider_rules.find_delay(count, asked_s)
+        if delay_s is None:
+            return judgement
+        await _wait_for_provider(attempt, judgement, delay_s)
+        await limit.enter(attempt.id)
+        if fork.time_budget.reason is not None or fork.spend_budget.reason is not None:
+            return judgement
+        count += 1
+
+
+async def _wait_for_provider(attempt: Attempt, judgement: Judgement, delay_s: float) -> None:
+    """Wait before an attempt starts again, and show that."""
+    assert attempt.reader is not None
+    note = f"waits {delay_s:.3g} s for its provider, then starts again: {judgement.reason}"
+    await run_in_thread(attempt.reader.restart, note)
+    with suppress(LedgerError):  # such as a full disk
+        attempt.fork.ledger.record_steps(attempt.id, attempt.reader.take_steps())
+        attempt.fork.ledger.note_progress(attempt.id, last_line=redact(note))
+    await asyncio.sleep(delay_s)
+
+
+async def _open_and_try(attempt: Attempt, name: str, output: AttemptLog, *, is_again: bool) -> Judgement:
     """Run the candidate in its branch; once more, in a new branch, if a fault kept it from being started."""
     try:
         await _open_branch(attempt, name)
-        judgement = await _run(attempt, output)
+        judgement = await _run(attempt, output, is_again=is_again)
         if judgement.fault is None or judgement.has_started:
             return judgement
     except Exception as error:
         if find_fault(error) is None:
             raise
     await _open_branch(attempt, name)
-    return await _run(attempt, output)
+    return await _run(attempt, output, is_again=is_again)
 
 
 async def _open_branch(attempt: Attempt, name: str) -> None:
@@ -327,10 +430,11 @@ def _create_branch(parent: Parent, name: str) -> Branch:
     return parent.branch(name, None, None)
 
 
-async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
+async def _run(attempt: Attempt, output: AttemptLog, *, is_again: bool) -> Judgement:
     settings, facts = attempt.fork.settings, attempt.facts
     candidate, branch = attempt.candidate, attempt.own_branch
-    attempt.reader = None if candidate.read_output is None else candidate.read_output(branch.workspace.path)
+    if not is_again:
+        attempt.reader = None if candidate.read_output is None else candidate.read_output(branch.workspace.path)
     logs = ServerLogs(attempt.fork.ledger.directory, attempt.id)
     job = Job(
         branch,
@@ -363,6 +467,8 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
     if attempt.reader is not None:
         attempt.reader.finish()
         judgement = attempt.reader.explain(judgement)
+        if end.ending != "exit":  # such as a timeout, which may follow hours of work
+            judgement = replace(judgement, retry_after=None)
         attempt.fork.find_gate(attempt).open(attempt.id, judgement)
     attempt.message = judgement.message
     if not judgement.success:

@@ -34,7 +34,15 @@ from forkwise.fork.agent_paths import conclude_agent_paths
 from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.control import is_decided, poll_requests
-from forkwise.fork.execute import SpendBudget, SpendLimits, StartGate, TimeBudget, execute
+from forkwise.fork.execute import (
+    ProviderLimit,
+    ProviderRules,
+    SpendBudget,
+    SpendLimits,
+    StartGate,
+    TimeBudget,
+    execute,
+)
 from forkwise.fork.resolve import Landed, commit_winner, decide_conflicts, land, shelve_losers
 from forkwise.fork.retest import Retest, prepare_commit
 from forkwise.fork.runner import InProcessRunner, Runner
@@ -179,7 +187,8 @@ class ForkSettings:
 
     ``ignore`` is what attempts' branches leave out (see ``Branch.set_ignore``). An attempt that changed nothing ranks
     below those that did, and fails if ``has_prompt`` says that something was to be done, unless ``allow_empty`` is set.
-    ``time_budget`` is the running time in seconds of all attempts together, ``spend_limits`` is what they may spend.
+    ``time_budget`` is the running time in seconds of all attempts together, ``spend_limits`` is what they may spend,
+    ``provider_rules`` say how attempts by agents share their providers.
     """
 
     runner: Runner = field(default_factory=InProcessRunner)
@@ -198,6 +207,7 @@ class ForkSettings:
     has_prompt: bool = False
     time_budget: float | None = None
     spend_limits: SpendLimits | None = None
+    provider_rules: ProviderRules | None = None
 
 
 class Fork:
@@ -242,6 +252,8 @@ class Fork:
         self.time_budget: TimeBudget = inside.fork.time_budget if inside else TimeBudget(self.settings.time_budget)
         self.spend_budget: SpendBudget = inside.fork.spend_budget if inside else SpendBudget(self.settings.spend_limits)
         self._gates: dict[str, StartGate] = {}
+        self.provider_rules = self.settings.provider_rules or ProviderRules()
+        self._limits: dict[str, ProviderLimit] = inside.fork._limits if inside else {}
         self._polling: asyncio.Task[None] | None = None
         self._is_over = False
         self.is_detached = False
@@ -441,6 +453,7 @@ class Fork:
                         attempt.state, attempt.reason, attempt.fault = "faulted", reason, "provider"
                         attempt.record_end()
                         return
+                    await self.find_limit(attempt).enter(attempt.id)
                 attempt.make_current()
                 with span("attempt", id=attempt.id, label=attempt.candidate.label) as made:
                     await self._execute(attempt, record.branch)
@@ -451,6 +464,14 @@ class Fork:
                 attempt.reason = str(error) or "cancelled"
                 attempt.record_end()
             raise
+        finally:
+            self.find_limit(attempt).leave(attempt.id)
+
+    def find_limit(self, attempt: Attempt) -> ProviderLimit:
+        """Return the limit that an attempt shares with those whose agents use the same provider."""
+        candidate = attempt.candidate
+        at_once = self.provider_rules.at_once or candidate.at_once
+        return self._limits.setdefault(candidate.provider or candidate.agent or "", ProviderLimit(at_once))
 
     def find_gate(self, attempt: Attempt) -> StartGate:
         """Return what the attempts of the same agent wait for before they start."""

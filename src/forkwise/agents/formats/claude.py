@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,7 +35,9 @@ def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
             return _read_message(to_table(data.get("message")), is_nested=bool(data.get("parent_tool_use_id")))
         case "result":
             return _read_result(data)
-        case "user" | "stream_event" | "control_response" | "tool_progress" | "auth_status" | "rate_limit_event":
+        case "rate_limit_event":
+            return _read_limit(to_table(data.get("rate_limit_info")))
+        case "user" | "stream_event" | "control_response" | "tool_progress" | "auth_status":
             return iter(())
     return None
 
@@ -44,6 +47,12 @@ def _read_system(data: Mapping[str, Any]) -> Iterator[AgentEvent]:
         yield AgentEvent(kind="session", text=to_line(data.get("session_id")), model=to_line(data.get("model")))
     elif data.get("subtype") == "api_retry":
         yield AgentEvent(kind="step", text=f"waits for the provider: {to_line(data.get('error'))}")
+
+
+def _read_limit(info: Mapping[str, Any]) -> Iterator[AgentEvent]:
+    if info.get("status") == "rejected":
+        resets = to_count(info.get("resetsAt"))
+        yield AgentEvent(kind="limit", delay_s=max(resets - time.time(), 0.0) if resets else None)
 
 
 def _read_message(message: Mapping[str, Any], *, is_nested: bool) -> Iterator[AgentEvent]:

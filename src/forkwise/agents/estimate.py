@@ -1,0 +1,76 @@
+"""An estimate of what attempts by agents will cost, from what earlier ones in the same workspace did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forkwise.ledger.ledger import Ledger
+    from forkwise.ledger.records import AttemptRecord, ForkRecord
+
+__all__ = ["Estimate", "estimate_cost"]
+
+_FORKS = 50  # the newest ones
+_MODEL = "FORKWISE_MODEL"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What ``attempts`` attempts cost in dollars, if they cost what the ``earlier`` ones did in the median."""
+
+    usd: float
+    attempts: int
+    earlier: int
+
+    def __str__(self) -> str:
+        amount = f"${self.usd:.2f}" if self.usd >= 0.01 else f"${self.usd:.4f}"
+        attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+        return f"about {amount} for {attempts}, from {self.earlier} earlier {'one' if self.earlier == 1 else 'ones'}"
+
+
+def estimate_cost(ledger: Ledger, planned: Iterable[tuple[str, str]]) -> Estimate | None:
+    """Estimate the cost of attempts, given as their agents and models; None if one of the agents has no history here.
+
+    An agent whose model was not used yet is taken to cost what it did with others.
+    """
+    wanted = list(planned)
+    known = _read_costs(ledger, {agent for agent, _ in wanted}) if wanted else {}
+    usd, used = 0.0, set[tuple[str, str]]()
+    for agent, model in wanted:
+        keys = [(agent, model)] if (agent, model) in known else [key for key in known if key[0] == agent]
+        costs = [cost for key in keys for cost in known[key]]
+        if not costs:
+            return None
+        usd += median(costs)
+        used.update(keys)
+    return Estimate(usd, len(wanted), sum(len(known[key]) for key in used)) if wanted else None
+
+
+def _read_costs(ledger: Ledger, agents: set[str]) -> dict[tuple[str, str], list[float]]:
+    """Read what attempts that came to their end have cost, by agent and model."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for fork in ledger.forks(limit=_FORKS):
+        variants = fork.spec.get("variants")
+        if not isinstance(variants, list | tuple) or not variants:
+            continue
+        for attempt in ledger.attempts(fork.id):
+            usd = (attempt.cost or {}).get("usd")
+            is_known = type(usd) in (int, float) and math.isfinite(usd or 0.0)
+            if attempt.agent in agents and attempt.state in ("succeeded", "failed") and is_known and usd:
+                found.setdefault((attempt.agent or "", _find_model(fork, attempt)), []).append(float(usd))
+    return found
+
+
+def _find_model(fork: ForkRecord, attempt: AttemptRecord) -> str:
+    variants = fork.spec.get("variants") or ()
+    number = attempt.variant
+    variant: Any = variants[number] if number is not None and 0 <= number < len(variants) else None
+    pairs = variant.get("environment") if isinstance(variant, Mapping) else None
+    for pair in pairs if isinstance(pairs, list | tuple) else ():
+        if isinstance(pair, list | tuple) and len(pair) == 2 and pair[0] == _MODEL:
+            return str(pair[1])
+    return ""
