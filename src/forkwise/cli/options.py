@@ -344,7 +344,7 @@ _OPTIONS = (
         metavar="N",
         default=5,
         show_default=True,
-        help="Number of times that an attempt waits and starts again if its provider is overloaded or refuses it (429).",
+        help="Number of times that an attempt waits and starts again if its provider is overloaded or refuses it.",
     ),
     click.option(
         "--stop-when",
