@@ -102,7 +102,17 @@ def project(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         branch.abort()
 
 
-@pytest.mark.parametrize("page", MARKED_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+LONG_PAGES = ("docs/cookbook.md", "docs/tutorial.md")  # whole explorations, with real test suites
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name, marks=[pytest.mark.integration] if name in LONG_PAGES else [])
+        for page in MARKED_PAGES
+        for name in [str(page.relative_to(ROOT))]
+    ],
+)
 def test_examples_work_as_written(page: Path, project: Path) -> None:
     if page.name == "local-model.md":
         need_local_model()

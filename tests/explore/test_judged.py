@@ -31,6 +31,7 @@ from forkwise import (
 from forkwise.fork.fork import open_ledger
 
 PYTEST = f"{shlex.quote(sys.executable)} -m pytest -q"
+UNITTEST = f"{shlex.quote(sys.executable)} -m unittest -v"
 SUITE = """
 from sums import add
 
@@ -39,6 +40,17 @@ def test_small():
 
 def test_nothing():
     assert add(0, 0) == 0
+"""
+UNITTEST_SUITE = """
+import unittest
+from sums import add
+
+class Sums(unittest.TestCase):
+    def test_small(self):
+        self.assertEqual(add(1, 2), 3)
+
+    def test_nothing(self):
+        self.assertEqual(add(0, 0), 0)
 """
 RIGHT = "def add(a, b):\n    return a + b\n"
 WRONG = "def add(a, b):\n    return a * b\n"
@@ -101,7 +113,8 @@ PATTERNS: dict[str, Callable[[Tests], Pattern]] = {
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_the_one_that_passes_wins(name: str, project: Workspace) -> None:
-    outcome = PATTERNS[name](Tests(PYTEST))(project)
+    (project.path / "test_sums.py").write_text(UNITTEST_SUITE)  # unittest starts sooner than pytest
+    outcome = PATTERNS[name](Tests(UNITTEST))(project)
     assert outcome.committed
     assert outcome.winner is not None
     assert (project.path / "sums.py").read_text() == RIGHT
@@ -297,3 +310,16 @@ def test_an_invalid_evaluator_is_an_error_at_once(judges: Any) -> None:
         return
     with pytest.raises(TypeError, match="an evaluator is a function"):
         Speculate([["true"]], evaluate=judges)
+
+
+@pytest.mark.parametrize("fixture", ["setUpClass", "setUpModule"])
+def test_a_fixture_of_unittest_that_failed_on_the_base_is_fixed(fixture: str, project: Workspace) -> None:
+    place = "\n    @classmethod\n    def setUpClass(cls):\n" if fixture == "setUpClass" else "\ndef setUpModule():\n"
+    set_up = f"{place}        import sums\n        assert sums.READY\n"
+    (project.path / "test_sums.py").write_text(UNITTEST_SUITE + set_up)
+    (project.path / "sums.py").write_text(f"READY = False\n{RIGHT}")
+    report = only(writes(f"READY = True\n{RIGHT}"), project, Tests(UNITTEST))
+    assert report.success
+    assert report.tests is not None
+    assert report.tests.comparison is not None
+    assert (report.tests.summary, report.tests.comparison.fixed) == ("2 passed", 1)

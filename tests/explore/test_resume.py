@@ -15,6 +15,8 @@ from tests.fork.kill_at_point import Scene
 
 __all__ = ["scene"]
 
+pytestmark = pytest.mark.crash
+
 BEST = 'echo best > a.txt; echo 2 > "$FORKWISE_SCORE"'
 GOOD = 'echo good > a.txt; echo 1 > "$FORKWISE_SCORE"'
 

@@ -950,6 +950,7 @@ def test_what_a_third_party_does_later_is_a_conflict(workspace: Workspace, their
     assert caught.value.paths == ("f",)
 
 
+@pytest.mark.crash
 def test_a_combination_that_was_killed_is_not_committed_by_halves(workspace: Workspace) -> None:
     several = branches(
         workspace,

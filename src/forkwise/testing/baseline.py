@@ -6,6 +6,7 @@ runner has to have worked as it did on the base.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -18,6 +19,9 @@ __all__ = ["Baseline", "TestRun", "combine_runs", "compare"]
 _MAX_IDS = 50
 _SHOWN = 3
 _FAILING = ("failed", "error")
+_NOT_LOADED = re.compile(
+    r"unittest\.loader\._FailedTest\.(?P<module>.+)|(?:setUp|tearDown)(?:Class|Module) \((?P<fixture>.+)\)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,7 @@ def compare(baseline: Baseline, report: TestReport) -> tuple[Comparison, list[st
     """Compare a report with the baseline. Return also the tests of the base that are missing.
 
     A test that ran on the base and is skipped now counts as failing. So does one whose parameters are gone while its
-    function still runs: parameters may come from what an attempt may change. A file that could not be collected on the
+    function still runs: parameters may come from what an attempt may change. A file that could not be loaded on the
     base is fixed if it can be, and its tests pass.
     """
     before, now, unsteady = baseline.outcomes, _outcomes(report), baseline.unsteady
@@ -192,8 +196,9 @@ def compare(baseline: Baseline, report: TestReport) -> tuple[Comparison, list[st
                 ids["fixed"].append(name)
         else:
             ids["broken" if outcome == "passed" else "still_failing"].append(name)
-    files = set(ids["still_failing"])  # those of files that could not be collected before count once, for the file
-    ids["broken"] += [name for name in new_failures if name not in unsteady and _file(name) not in files]
+    # Those of files that could not be loaded before count once, for the file.
+    counted = tuple(_prefix_inside(name) for name in ids["still_failing"])
+    ids["broken"] += [name for name in new_failures if name not in unsteady and not name.startswith(counted)]
     if not has_ids and report.total < baseline.report.total:
         missing += ["a test without a name"] * (baseline.report.total - report.total)
     return (
@@ -212,9 +217,9 @@ def compare(baseline: Baseline, report: TestReport) -> tuple[Comparison, list[st
 
 def _replacement(name: str, before: Outcome, now: Mapping[str, Outcome], functions: set[str]) -> Outcome | None:
     """Return the outcome that stands for a test that is not in a report; None if it is missing."""
-    if before == "error" and "::" not in name:  # a file that could not be collected
-        inside = [outcome for other, outcome in now.items() if other.startswith(f"{name}::")]
-        if inside:
+    if before == "error":
+        prefix = _prefix_inside(name)
+        if inside := [outcome for other, outcome in now.items() if other.startswith(prefix)]:
             return "failed" if any(outcome in _FAILING for outcome in inside) else "passed"
     return "failed" if "[" in name and _function(name) in functions else None
 
@@ -223,8 +228,13 @@ def _function(name: str) -> str:
     return name.partition("[")[0]
 
 
-def _file(name: str) -> str:
-    return name.partition("::")[0]
+def _prefix_inside(name: str) -> str:
+    """Return how the tests of a file, module or class are named that has a name of its own if it could not be loaded.
+
+    pytest calls it by its path; unittest says what has failed, the import of a module or the set-up of its tests.
+    """
+    found = _NOT_LOADED.fullmatch(name)
+    return f"{name}::" if found is None else f"{found['module'] or found['fixture']}."
 
 
 def _shorten(names: Iterable[str]) -> str:
