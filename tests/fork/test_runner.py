@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from forkwise import Branch, Confinement, InProcessRunner, Runner, SandboxRunner, Workspace
 from forkwise.fork import runner as sandboxed
 from forkwise.fork.runner import Job, RunEnd
+from forkwise.servers.server_file import Readiness, Server
 from tests.counts import rounds
 from tests.leftovers import children
 
@@ -230,3 +232,29 @@ def test_a_state_that_was_given_is_kept(branch: Branch) -> None:
     given = Confinement.standard(given={"FORKWISE_STATE": "/tmp/elsewhere"})
     assert run(SandboxRunner(given), branch, function=lambda _: os.environ["FORKWISE_STATE"]).value == "/tmp/elsewhere"
     assert run(SandboxRunner("open"), branch, function=lambda _: os.environ.get("FORKWISE_STATE")).value is None
+
+
+SERVE = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("up", flush=True)
+while True:
+    server.accept()
+"""
+
+
+def test_a_function_has_servers_only_on_the_host_network(branch: Branch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    server = Server(name="web", command=(sys.executable, "-ISc", SERVE, str(port)), ready=Readiness(log="up"))
+
+    def connect(_: Path) -> str:
+        with socket.create_connection(("127.0.0.1", port), timeout=30):
+            return "connected"
+
+    ended = run(SandboxRunner(servers=[server]), branch, function=connect)
+    assert (ended.ending, ended.fault, ended.has_started) == ("raised", "server", False)
+    assert "servers_use_host=True" in str(ended.error)
+    runner = SandboxRunner(Confinement.standard(network="host"), servers=[server], servers_use_host=True)
+    ended = run(runner, branch, function=connect)
+    assert (ended.ending, ended.value) == ("returned", "connected"), ended

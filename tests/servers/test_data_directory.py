@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from forkwise import Branch, ConflictError, Workspace
-from forkwise.errors import CommitError
+from forkwise.errors import CommitError, ForkwiseWarning
 from forkwise.files.combine import combine
 from forkwise.files.store.branch_info import DataDirectories
 from forkwise.files.undo import rewind_to
+from forkwise.fork.resolve import land
+from forkwise.live.backends.branch_overlay import BranchOverlay
+from forkwise.live.backends.local import LocalBackend
 
 OPEN_FILE = "import os, sys; os.chdir(sys.argv[1]); print('here', flush=True); sys.stdin.read()"
 
@@ -209,3 +212,36 @@ def test_a_lock_file_that_a_killed_server_left_does_not_count(project: Path) -> 
     with pytest.raises(ConflictError):
         branch.commit()
     branch.commit(on_conflict="theirs")
+
+
+def test_branches_of_agents_and_of_live_forks_know_it(project: Path) -> None:
+    (project / ".forkwise").mkdir()
+    (project / ".forkwise/servers.toml").write_text(
+        "[servers.db]\ncommand = 'x'\nready.port = 1\ndata = 'data'\n"
+        "[servers.cache]\ncommand = 'x'\nready.port = 2\ndata = 'cache'\nkeep = 'drop'\n"
+    )
+    backend = LocalBackend(project)
+    overlay = BranchOverlay(backend)
+    assert overlay.branch.data_directories == DataDirectories(whole=("data",), dropped=("cache",))
+    inner = BranchOverlay(overlay)
+    assert inner.branch.data_directories == overlay.branch.data_directories
+    inner.execute("echo inner > data/control; mkdir cache; echo 1 > cache/a")
+    assert [change.path for change in inner.branch.delta()] == ["data"]
+    inner.branch.abort()
+    overlay.branch.abort()
+    with in_use(project / "data"), pytest.raises(CommitError, match="uses data"):
+        backend.execute("echo agent > data/control")
+    assert (project / "data/control").read_text() == "control of the base\n" * 10
+
+
+def test_a_decision_for_newer_files_does_not_mix_two_databases(project: Path) -> None:
+    branch = fork(project)
+    (branch.path / "data/control").write_text("changed by the branch\n")
+    (branch.path / "app.py").write_text("two\n")
+    (project / "data/log").write_text("changed in the workspace\n")
+    with pytest.warns(ForkwiseWarning, match="its version of the database data was dropped"):
+        landed = land(branch, "keep_newer")
+    assert landed.kept is None
+    assert [conflict.path for conflict in landed.conflicts] == ["data"]
+    assert (project / "app.py").read_text() == "two\n"
+    assert (project / "data/control").read_text() == "control of the base\n" * 10

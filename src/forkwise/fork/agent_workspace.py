@@ -42,6 +42,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.resolve import land
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.run import arun_in_branch, run_in_branch
+from forkwise.servers.data_branch import make_branch
 
 if TYPE_CHECKING:
     from forkwise.sandbox.process import Finished
@@ -154,7 +155,7 @@ class AgentFiles:
             raise
 
     def _create_branch(self) -> Branch:
-        branch = self.source.branch(f"agent-{secrets.token_hex(4)}", None, None)
+        branch = make_branch(self.source, f"agent-{secrets.token_hex(4)}")
         self._mark(branch)
         return branch
 

@@ -28,6 +28,7 @@ from forkwise.errors import (
 from forkwise.files.file_tree import FileTree
 from forkwise.files.rebase import compare_with_parent
 from forkwise.files.shelf import ShelvedBranch, shelve
+from forkwise.files.store.branch_info import DataDirectories
 from forkwise.files.undo import commits_to_undo
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_paths import conclude_agent_paths
@@ -187,12 +188,25 @@ def _land_with_conflicts(
 
 
 def _keep_versions(branch: Branch, paths: Sequence[str]) -> Branch | None:
+    data = branch.data_directories if not branch.view_kind.native else DataDirectories()
+    mixed = [] if branch.view_kind.whole else [path for path in paths if path in data.whole]
+    if mixed:
+        # A layer has only the files that the branch changed, and the parent changed others beneath them.
+        warnings.warn(
+            f"{branch.branch_path}: its version of the database {', '.join(mixed)} was dropped, because the parent's "
+            "was changed since the fork: the parent's is kept",
+            ForkwiseWarning,
+            stacklevel=4,
+        )
+        paths = [path for path in paths if path not in mixed]
     if not paths:
         return None
     kept = branch.workspace.branch(f"{branch.name[:150]}-conflicts-{secrets.token_hex(2)}", None, None)
     try:
         if branch.is_confined:
             kept.mark_confined()
+        if data != DataDirectories():
+            kept.set_data_directories(data)
         ours, theirs = (FileTree(os.fspath(b.path), os.fspath(b.workspace.path)) for b in (branch, kept))
         for path in paths:
             theirs.copy_from(ours, path)

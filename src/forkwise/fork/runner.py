@@ -148,7 +148,8 @@ class SandboxRunner(Runner):
     is over, and sessions of the winner. Commands start in ``subdirectory`` of their branch.
 
     ``servers`` run in the branch of each command while it runs, confined by ``server_confinement``, in a network that
-    they share with the command; with ``servers_use_host`` that is the host's.
+    they share with the command; with ``servers_use_host`` that is the host's. A function runs in a fork of this
+    process, which cannot join another network: it gets servers only with ``servers_use_host``, and a fault otherwise.
     """
 
     def __init__(
@@ -260,10 +261,29 @@ class SandboxRunner(Runner):
         from forkwise.sandbox.context import BranchContext  # noqa: PLC0415 - commands need neither it nor pydantic
 
         started = time.monotonic()
+        if self._servers and not self._servers_use_host:
+            error = ServerError(
+                f"server {self._servers[0].name!r} was not started: a function runs in a fork of this process, which "
+                "cannot join the network of its branch's servers. Make the attempt a command, leave out servers= of "
+                "the runner (tests have servers of their own), or start them on this machine's network with "
+                "servers_use_host=True",
+                server=self._servers[0].name,
+            )
+            return RunEnd("raised", error=error, fault="server", has_started=False)
         context = BranchContext(_InSandbox(function), job.branch, confinement=self.confinement)
         try:
-            context.start()
-            await _wait_for_target(context, job.timeout)
+            async with serve(
+                self._servers,
+                job.branch,
+                confinement=self._server_confinement,
+                uses_host_network=True,
+                on_output=job.on_server_output,
+            ):
+                context.start()
+                await _wait_for_target(context, job.timeout)
+        except ServerError as error:
+            wall = time.monotonic() - started
+            return RunEnd("raised", error=error, wall=wall, fault="server", has_started=context.pid is not None)
         except TimeoutError:
             return RunEnd("timeout", wall=time.monotonic() - started, limit="wall")
         except (ProcessBranchError, OSError) as error:

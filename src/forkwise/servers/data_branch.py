@@ -32,7 +32,7 @@ from forkwise.servers.server_file import find_data_directories
 if TYPE_CHECKING:
     from forkwise.files.branch import Parent
 
-__all__ = ["has_data_of_one_moment", "hold_data", "record_data"]
+__all__ = ["has_data_of_one_moment", "hold_data", "make_branch", "record_data"]
 
 _SNAPSHOTS = ("btrfs",)
 _PAUSED = ("reflink",)
@@ -70,6 +70,14 @@ def hold_data(parent: Parent) -> Iterator[DataDirectories]:
         return
     with _Pause(paths):
         yield replace(data, still=tuple(used))
+
+
+def make_branch(parent: Parent, name: str) -> Branch:
+    """Create a branch that stays open, with the data directories of servers recorded as such."""
+    with hold_data(parent) as data:
+        branch = parent.branch(name, None, None)
+    record_data(branch, data)
+    return branch
 
 
 def record_data(branch: Branch, data: DataDirectories) -> None:

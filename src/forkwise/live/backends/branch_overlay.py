@@ -33,6 +33,7 @@ from forkwise.live.backends.foreign import ForeignBackend, adapt_backend, find_d
 from forkwise.live.backends.local import DiskBackend
 from forkwise.live.backends.memory import DatedBackend, next_tick, normalize_name, parent_directories
 from forkwise.live.values import FileChange, FileOperation, FlushError, FlushReport
+from forkwise.servers.data_branch import make_branch
 
 __all__ = [
     "BranchOverlay",
@@ -310,7 +311,7 @@ class FilesOverlay(BranchOverlay, DiskBackend):
         if directory is None:
             raise TypeError(f"{parent!r} is not a directory")
         super().__init__(directory, label, conflict_policy=conflict_policy)
-        self.branch = branch or directory.source.branch(_build_name(label), None, None)
+        self.branch = branch or make_branch(directory.source, _build_name(label))
         self.files = AgentFiles(self.branch, directory.files.confinement)
         self._last_states: dict[str, PathState] = {}
 
