@@ -6,6 +6,7 @@ has. Clients reach 127.0.0.1 and localhost without the proxy, which is their own
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from forkwise import Branch, BranchContext, Confinement, NamespaceError, Workspa
 from forkwise.sandbox.network import uplink
 from forkwise.sandbox.network.gateway import open_network
 from forkwise.sandbox.network.space import NetworkSpace
+from forkwise.sandbox.run import spawn
 from tests.counts import rounds
 from tests.need import need
 from tests.sandbox.child import need_user_namespaces
@@ -62,8 +64,8 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serve(host: str = SERVER, port: int = 0) -> Iterator[int]:
-    server = Server((host, port), Handler)
+def serve(host: str = SERVER, port: int = 0, handler: type[Handler] = Handler) -> Iterator[int]:
+    server = Server((host, port), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
@@ -391,3 +393,92 @@ def test_a_private_network_without_a_program_for_it_is_an_error(
         context.wait(60)
     with pytest.raises(NamespaceError, match="which is for commands"):
         BranchContext(lambda _: 1, branch, confinement=PROXY)
+
+
+REDIRECTED = """
+import sys, urllib.error, urllib.request
+for number, target in enumerate(sys.argv[2:]):
+    try:
+        print(urllib.request.urlopen(f"{sys.argv[1]}/{number}").status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+    except urllib.error.URLError as error:
+        print(error.reason.errno)
+"""
+
+
+def test_a_redirection_by_an_allowed_server_leads_nowhere_that_is_denied(branch: Branch, log: Path) -> None:
+    with serve("127.0.0.1") as own, serve("127.0.0.8") as other:
+        denied = [
+            f"http://127.0.0.8:{other}/",
+            "http://169.254.169.254/latest/meta-data/",
+            "http://metadata.google.internal/computeMetadata/v1/",
+            "http://[::ffff:169.254.169.254]/",
+            "http://2130706433/",
+            "http://denied.org/",
+        ]
+        targets = [*denied, f"http://127.0.0.1:{own}/", f"http://localhost:{own}/"]
+
+        class Redirector(Handler):
+            def do_GET(self) -> None:
+                self.send_response(302)
+                self.send_header("Location", targets[int(self.path[1:])])
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        with serve(handler=Redirector) as number:
+            confinement = Confinement.standard(network="proxy", allowed_hosts=(SERVER, "*.internal"))
+            command = [sys.executable, "-c", REDIRECTED, f"http://{SERVER}:{number}", *targets]
+            done = branch.run(command, confinement=confinement, text=True)
+    # 127.0.0.1 and localhost are the command's own, where nobody listens.
+    assert done.stdout.split() == ["403"] * len(denied) + [str(errno.ECONNREFUSED)] * 2, done
+
+
+REACHED = """
+import socket, sys
+def reach(family, address):
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.settimeout(20)
+        try:
+            client.connect(address)
+        except OSError:
+            return "no"
+        return "yes"
+print(*(reach(socket.AF_INET, (host, 3000)) for host in sys.argv[1:]), reach(socket.AF_UNIX, "\\0of-the-other"))
+"""
+HELD = """
+import socket, sys
+servers = [socket.create_server(("0.0.0.0", 3000))]
+servers.append(socket.socket(socket.AF_UNIX))
+servers[1].bind("\\0of-the-other")
+servers[1].listen()
+print(socket.gethostname(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_one_attempt_does_not_reach_the_ports_of_another(workspace: Workspace) -> None:
+    one, other = workspace.branch("one"), workspace.branch("other")
+    with open_network(PROXY) as served, open_network(PROXY) as space:
+        reader, writer = os.pipe()
+        in_reader, in_writer = os.pipe()
+        process = spawn(one, [sys.executable, "-c", HELD], (in_reader, writer, 2), space=served)
+        try:
+            for fd in (writer, in_reader):
+                os.close(fd)
+            with open(reader) as ready:
+                assert ready.readline()
+            served.connect(3000, timeout=20).close()
+            addresses = ["127.0.0.1", "127.0.0.2", "198.18.0.1", "198.18.0.2"]
+            done = other.run([sys.executable, "-c", REACHED, *addresses], space=space, text=True)
+            assert done.stdout.split()[:2] == ["no", "no"], done
+            assert done.stdout.split()[-1] == "no"
+            again = one.run([sys.executable, "-c", REACHED, "127.0.0.1"], space=served, text=True)
+            assert again.stdout.split()[0] == "yes", again
+            number = int(space.variables["http_proxy"].rpartition(":")[2])
+            for host in ("127.0.0.1", "localhost", "0.0.0.0", "[::1]", socket.gethostname()):
+                answer = exchange(space.connect(number), f"CONNECT {host}:3000 HTTP/1.1\r\n\r\n".encode())
+                assert answer.startswith(b"HTTP/1.1 403 "), (host, answer)
+        finally:
+            os.close(in_writer)
+            process.close()
