@@ -62,10 +62,6 @@ PROJECTS: dict[str, dict[str, str]] = {
 LAYERED_PAGES = {"hard-links.md", "live-files.md", "live-forking.md"}
 """Pages with examples that behave otherwise where branches are whole copies; the pages say so."""
 
-MARKED_PAGES = [
-    pytest.param(page, marks=[pytest.mark.integration] if page.name == "local-model.md" else []) for page in PAGES
-]
-
 FIRST_PAGES = {ROOT / "README.md", ROOT / "docs/tutorial.md", ROOT / "docs/local-model.md"}
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -102,14 +98,15 @@ def project(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         branch.abort()
 
 
-LONG_PAGES = ("docs/cookbook.md", "docs/tutorial.md")  # whole explorations, with real test suites
+# The local model, and whole explorations with real test suites.
+LONG_PAGES = ("docs/cookbook.md", "docs/local-model.md", "docs/tutorial.md")
 
 
 @pytest.mark.parametrize(
     "page",
     [
         pytest.param(page, id=name, marks=[pytest.mark.integration] if name in LONG_PAGES else [])
-        for page in MARKED_PAGES
+        for page in PAGES
         for name in [str(page.relative_to(ROOT))]
     ],
 )
