@@ -59,7 +59,9 @@ if TYPE_CHECKING:
     from forkwise.errors import RetestError as RetestError
     from forkwise.errors import ServerError as ServerError
     from forkwise.errors import ServiceError as ServiceError
+    from forkwise.errors import SnapshotNotFoundError as SnapshotNotFoundError
     from forkwise.errors import StateError as StateError
+    from forkwise.errors import StoreError as StoreError
     from forkwise.errors import ToolConflictError as ToolConflictError
     from forkwise.explore.beam_search import BeamSearch as BeamSearch
     from forkwise.explore.best_of_n import BestOfN as BestOfN
@@ -187,6 +189,14 @@ if TYPE_CHECKING:
     from forkwise.sandbox.run import arun_in_branch as arun_in_branch
     from forkwise.sandbox.run import run_in_branch as run_in_branch
     from forkwise.sandbox.run import shell_in_branch as shell_in_branch
+    from forkwise.snapshot.collection import Collection as Collection
+    from forkwise.snapshot.collection import collect_garbage as collect_garbage
+    from forkwise.snapshot.object_store import ObjectStore as ObjectStore
+    from forkwise.snapshot.snapshot import Snapshot as Snapshot
+    from forkwise.snapshot.snapshot import list_snapshots as list_snapshots
+    from forkwise.snapshot.snapshot_cache import SnapshotCache as SnapshotCache
+    from forkwise.snapshot.snapshot_cache import UnpackedSnapshot as UnpackedSnapshot
+    from forkwise.snapshot.unpack import unpack_snapshot as unpack_snapshot
     from forkwise.testing.report import TestReport as TestReport
 
 __version__ = "0.2.0"
@@ -231,7 +241,9 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "RetestError",
         "ServerError",
         "ServiceError",
+        "SnapshotNotFoundError",
         "StateError",
+        "StoreError",
         "ToolConflictError",
     ),
     "explore.beam_search": ("BeamSearch",),
@@ -424,7 +436,31 @@ _AGENT_EXPORTS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-_MODULE_OF = {name: module for module, names in (_EXPORTS | _AGENT_EXPORTS).items() for name in names}
+_SNAPSHOT_EXPORTS: dict[str, tuple[str, ...]] = {
+    "snapshot.collection": (
+        "Collection",
+        "collect_garbage",
+    ),
+    "snapshot.object_store": ("ObjectStore",),
+    "snapshot.snapshot": (
+        "Snapshot",
+        "list_snapshots",
+    ),
+    "snapshot.snapshot_cache": (
+        "SnapshotCache",
+        "UnpackedSnapshot",
+    ),
+    "snapshot.unpack": ("unpack_snapshot",),
+}
+
+# What an extra adds: the package to look for, the extra, and the names.
+_EXTRAS = (
+    ("pydantic_ai", "pydantic-ai", "agents", _AGENT_EXPORTS),
+    ("obstore", "obstore", "snapshots", _SNAPSHOT_EXPORTS),
+    ("blake3", "blake3", "snapshots", _SNAPSHOT_EXPORTS),
+)
+_ALL = _EXPORTS | _AGENT_EXPORTS | _SNAPSHOT_EXPORTS
+_MODULE_OF = {name: module for module, names in _ALL.items() for name in names}
 
 
 def _sort_key(name: str) -> tuple[int, str]:
@@ -432,8 +468,9 @@ def _sort_key(name: str) -> tuple[int, str]:
     return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
 
 
-# A star import must not fail where pydantic-ai is missing. A single import of such a name says what to install.
-_available = _EXPORTS if find_spec("pydantic_ai") is None else _EXPORTS | _AGENT_EXPORTS
+# A star import must not fail where an extra is missing. A single import of such a name says what to install.
+_missing = {module for package, _, _, exports in _EXTRAS if find_spec(package) is None for module in exports}
+_available = {module: names for module, names in _ALL.items() if module not in _missing}
 __all__ = sorted(("__version__", *(name for names in _available.values() for name in names)), key=_sort_key)  # noqa: PLE0605
 
 
@@ -443,9 +480,11 @@ def __getattr__(name: str) -> object:
     try:
         module = import_module(f"forkwise.{_MODULE_OF[name]}")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "pydantic_ai":
-            raise
-        raise ImportError(f"{name} needs pydantic-ai: pip install 'forkwise[agents]'", name=error.name) from error
+        for package, project, extra, exports in _EXTRAS:
+            if (error.name or "").partition(".")[0] == package and _MODULE_OF[name] in exports:
+                message = f"{name} needs {project}: pip install 'forkwise[{extra}]'"
+                raise ImportError(message, name=error.name) from error
+        raise
     value: object = getattr(module, name)
     globals()[name] = value
     return value

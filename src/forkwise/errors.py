@@ -50,7 +50,9 @@ __all__ = [
     "RetestError",
     "ServerError",
     "ServiceError",
+    "SnapshotNotFoundError",
     "StateError",
+    "StoreError",
     "ToolConflictError",
 ]
 
@@ -156,6 +158,22 @@ class BranchStaleError(ConflictError):
     Raised to the caller of ``commit``. It is a `ConflictError` without ``conflicts``, so that code which catches either
     of the two handles a lost race.
     """
+
+
+class StoreError(BranchingError):
+    """An object store cannot be used, or what it holds is damaged; raised to the caller who reads or writes it.
+
+    ``store`` is its location, ``name`` the object concerned, if it is one. What was damaged was not used.
+    """
+
+    def __init__(self, message: str, *, store: str = "", name: str = "") -> None:
+        super().__init__(message)
+        self.store = store
+        self.name = name
+
+
+class SnapshotNotFoundError(StoreError):
+    """A store has no such snapshot or packed delta, or no longer; raised to the caller who names it."""
 
 
 class BaselineError(BranchingError):

@@ -31,6 +31,7 @@ __all__ = [
     "copy_layer",
     "copy_tree",
     "join",
+    "list_extents",
     "mount_id",
     "open_beneath",
     "open_directory",
@@ -523,11 +524,11 @@ def _copy_data(source: int, target: int, size: int, *, reflink_only: bool) -> No
         if reflink_only:
             raise
     os.ftruncate(target, size)
-    for start, end in _extents(source, size):
+    for start, end in list_extents(source, size):
         _copy_range(source, target, start, end)
 
 
-def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
+def list_extents(source: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield the parts of a file that are not holes."""
     end = 0
     while end < size:

@@ -1,0 +1,670 @@
+"""Capture: a tree read into a store: what changed since the last snapshot is read, hashed, packed and stored.
+
+Small files are read in groups that end where a path says so, and not after a number of bytes alone: two machines with
+almost the same tree make mostly the same packs, and the second stores only the others. Reading, hashing, compressing
+and storing release the GIL, so a few threads use all processors.
+
+The index of the last snapshot has for each directory the identities of its entries (device, inode number, size, ctime)
+as one text, and its lines of the manifest. A directory whose text is the same now is not looked at more closely. A file
+that was changed so shortly before the snapshot that a later change could have the same ctime has no identity there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import nlargest
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+from blake3 import blake3
+
+from forkwise.errors import BranchError
+from forkwise.files.store.state import locked
+from forkwise.files.store.state_root import find_problem
+from forkwise.files.workspace import Workspace
+from forkwise.git.ignore_rules import check_ignore, is_matched
+from forkwise.linux.trees import NOT_THERE, closing_fd, join, list_extents, open_directory, open_root
+from forkwise.progress import Work, report
+from forkwise.snapshot.header import write_header
+from forkwise.snapshot.manifest import (
+    LARGEST_LINE,
+    Directory,
+    File,
+    Link,
+    Piece,
+    check_digest,
+    cut_segments,
+    format_line,
+    parse_line,
+)
+from forkwise.snapshot.pack import PACK, WHOLE, DamagedObjectError
+from forkwise.snapshot.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
+    from forkwise.snapshot.object_store import ObjectStore, Writer
+
+__all__ = ["Packer", "create_snapshot", "list_attributes"]
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SETTLED_NS = 50_000_000  # after this, a new change of a file has another ctime than the last one
+_GROUP = 1 << 20  # bytes after which a path may end a group
+_ENDS = 32  # one path in so many does
+_TRIES = 3
+_DEDUPLICATE = 8 << 20  # changed bytes from which it pays to compare them with all known chunks
+_LARGEST_SHOWN = 10
+_MOST_LISTED = 1000
+_REMOTE_THREADS = 8
+
+
+def create_snapshot(source: Workspace | Branch, store: ObjectStore, *, name: str, exclude: Sequence[str]) -> Snapshot:
+    """Store a workspace or a branch as it is now; see ``Snapshot.create``."""
+    check_ignore(list(exclude))
+    root_path = str(source.path)
+    _require_outside(root_path, store)
+    index_path = f"{source.state}/snapshot-{store.id[:16]}" if isinstance(source, Workspace) else None
+    with (
+        locked(source.state_dir.state, shared=True),
+        store.writer() as writer,
+        closing_fd(open_root(os.path.realpath(root_path))) as root,
+    ):
+        index = _TreeIndex() if index_path is None else _TreeIndex.load(index_path)
+        # As long as that header exists, so does everything that it names: no garbage is collected while we write.
+        if index.snapshot and not store.has(f"snapshots/{index.snapshot}"):
+            index = _TreeIndex()
+        with report("Reading the workspace") as work:
+            capture = _Capture(root, writer, index, exclude, work)
+            capture.scan()
+            capture.read()
+            snapshot, new_index = capture.store(name, str(source.workspace.path))
+    if index_path is not None:
+        with suppress(OSError):  # the next snapshot then reads everything again
+            new_index.save(index_path)
+    return snapshot
+
+
+def _require_outside(root_path: str, store: ObjectStore) -> None:
+    root = os.path.realpath(root_path)
+    if store.directory is not None and f"{store.directory}/".startswith(f"{root}/"):
+        raise BranchError(f"the store {store.directory} is inside {root}: choose a directory outside of it")
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """A directory that is not the same as in the index: what is known of it, and what has to be read."""
+
+    path: str
+    status: os.stat_result
+    attributes: tuple[tuple[str, str], ...]
+    rows: list[tuple[str, os.stat_result]]
+    sizes: str
+    files: dict[str, File] = field(default_factory=dict)
+    links: list[Link] = field(default_factory=list)
+    identities: dict[str, list[int]] = field(default_factory=dict)
+
+
+class _Capture:
+    """One snapshot in progress."""
+
+    def __init__(self, root: int, writer: Writer, index: _TreeIndex, exclude: Sequence[str], work: Work) -> None:
+        self.root = root
+        self.writer = writer
+        self.index = index
+        self.exclude = exclude
+        self.work = work
+        self.device = os.fstat(root).st_dev
+        self.started = time.time_ns()
+        self.directories: list[tuple[str, _IndexedDirectory | _Read]] = []
+        self.pending: list[tuple[_Read, str, int]] = []
+        self.skipped: list[str] = []
+        self.files = self.bytes = 0
+        self.large: list[tuple[int, str]] = []
+        self.floor = 0
+        self.sizes: dict[str, int] = {}
+        self.packer = Packer(root, writer)
+
+    # Scan.
+
+    def scan(self) -> None:
+        """List the tree, and find out which files have to be read."""
+        pending = [""]
+        while pending:
+            path = pending.pop()
+            try:
+                fd = open_directory(self.root, path)
+            except OSError as error:
+                if path and error.errno in NOT_THERE:
+                    if error.errno == errno.EXDEV:
+                        self._skip(path)
+                    continue
+                raise _unreadable(path, error) from error
+            with closing_fd(fd):
+                below = self._scan_directory(path, fd)
+            below.reverse()
+            pending += below
+
+    def _scan_directory(self, path: str, fd: int) -> list[str]:
+        """Scan one directory; return the directories in it."""
+        try:
+            with os.scandir(fd) as entries:
+                rows = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+        except FileNotFoundError:
+            rows = self._list_slowly(fd)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if self.exclude:
+            rows = [row for row in rows if not is_matched(join(path, row[0]), self.exclude)]
+        rows.sort()
+        status = os.fstat(fd)
+        below = [join(path, name) for name, found in rows if stat.S_ISDIR(found.st_mode)]
+        text = _format_identities(status, rows)
+        known = self.index.directories.get(_format_key(path))
+        if known is not None and known.identities == text:
+            self._count(path, rows, known)
+            self.directories.append((path, known))
+        else:
+            read = _Read(path, status, list_attributes(fd), rows, self._count(path, rows, None))
+            self.directories.append((path, read))
+            self._compare(read, known, fd)
+        return below
+
+    def _list_slowly(self, fd: int) -> list[tuple[str, os.stat_result]]:
+        """List a directory from which an entry was removed while it was being listed."""
+        rows = []
+        for name in os.listdir(fd):
+            with suppress(FileNotFoundError):
+                rows.append((name, os.stat(name, dir_fd=fd, follow_symlinks=False)))
+        return rows
+
+    def _count(self, path: str, rows: list[tuple[str, os.stat_result]], known: _IndexedDirectory | None) -> str:
+        """Count the files of a directory, and their sizes; return the counts for the index."""
+        self.work.done += len(rows)
+        if known is not None:
+            count, total, largest = map(int, known.sizes.split())
+        if known is None or largest > self.floor:
+            sizes = [(found.st_size, name) for name, found in rows if stat.S_ISREG(found.st_mode)]
+            count, total = len(sizes), sum(size for size, _ in sizes)
+            largest = max(sizes)[0] if sizes else 0
+            if large := [(size, join(path, name)) for size, name in sizes if size > self.floor]:
+                self.large = nlargest(_LARGEST_SHOWN, self.large + large)
+                self.floor = self.large[-1][0] if len(self.large) == _LARGEST_SHOWN else 0
+        self.files += count
+        self.bytes += total
+        self.sizes[path] = total
+        return f"{count} {total} {largest}"
+
+    def _compare(self, read: _Read, known: _IndexedDirectory | None, fd: int) -> None:
+        """Take over what did not change in a directory, and note the files that have to be read."""
+        identities, files = _parse_known(known)
+        for name, found in read.rows:
+            path = join(read.path, name)
+            if stat.S_ISDIR(found.st_mode):
+                continue
+            if found.st_dev != self.device or not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+                self._skip(path)
+            elif stat.S_ISLNK(found.st_mode):
+                with suppress(FileNotFoundError, OSError):
+                    read.links.append(Link(name, found.st_mtime_ns, os.readlink(name, dir_fd=fd)))
+            elif name in files and identities.get(name) == _identify(found):
+                read.files[name] = files[name]
+                read.identities[name] = _identify(found)
+            else:
+                self.pending.append((read, name, found.st_size))
+
+    def _skip(self, path: str) -> None:
+        if len(self.skipped) < _MOST_LISTED:
+            self.skipped.append(path)
+
+    # Read.
+
+    def read(self) -> None:
+        """Read what is new, and store it in packs."""
+        if sum(size for _, _, size in self.pending) > _DEDUPLICATE:
+            self._load_known()
+        self.work.total = self.work.done + len(self.pending)
+        groups = _group([row for row in self.pending if row[2] <= WHOLE])
+        large = [row for row in self.pending if row[2] > WHOLE]
+        with self.packer:
+            for group in groups:
+                self.packer.submit(partial(self._read_group, group))
+            for read, name, _ in large:
+                with suppress(FileNotFoundError), closing_fd(open_directory(self.root, read.path)) as directory:
+                    file = self.packer.pack_file(directory, name, join(read.path, name))
+                    self._keep(read, file)
+
+    def _read_group(self, group: list[tuple[_Read, str, int]]) -> None:
+        readers: list[tuple[_Read, str]] = [(read, name) for read, name, _ in group]
+        for (read, _), file in zip(readers, self.packer.pack_group([(r.path, n) for r, n in readers]), strict=True):
+            if file is not None:
+                self._keep(read, file)
+        self.work.done += len(group)
+
+    def _keep(self, read: _Read, file: tuple[File, os.stat_result] | None) -> None:
+        if file is None:
+            return
+        entry, found = file
+        read.files[entry.name] = entry
+        if join(read.path, entry.name) not in self.packer.unstable:
+            read.identities[entry.name] = _identify(found)
+
+    def _load_known(self) -> None:
+        """Learn the chunks of the last snapshot, so that moved and copied contents are not stored again."""
+        for known in self.index.directories.values():
+            for file in _parse_known(known)[1].values():
+                for piece in file.pieces:
+                    if piece.digest:
+                        self.packer.known[piece.digest] = piece
+
+    # Store.
+
+    def store(self, name: str, source: str) -> tuple[Snapshot, _TreeIndex]:
+        """Store the manifest and the header; return the snapshot and the index for the next one."""
+        indexed: dict[str, _IndexedDirectory] = {}
+        lines: list[tuple[str, bytes]] = []
+        packs: dict[str, None] = {}
+        for path, found in self.directories:
+            one = found if isinstance(found, _IndexedDirectory) else self._format(found)
+            indexed[_format_key(path)] = one
+            packs.update(dict.fromkeys(one.packs.split()))
+            lines += [(path, line.encode()) for line in one.lines.split("\t")]
+        segments = self._store_segments(lines)
+        created = time.time()
+        about: dict[str, Any] = {
+            "name": name,
+            "created": created,
+            "source": source,
+            "files": self.files,
+            "directories": len(self.directories),
+            "bytes": self.bytes,
+            "stored": self.writer.written,
+            "segments": segments,
+            "packs": list(packs),
+            "largest_files": [(path, size) for size, path in self.large],
+            "largest_directories": self._find_largest(),
+            "skipped": self.skipped,
+            "unstable": sorted(self.packer.unstable)[:_MOST_LISTED],
+        }
+        written = write_header(self.writer, "snapshots", about, sorted({*segments, *packs}))
+        return Snapshot._read(self.writer.store, written), _TreeIndex(written, frozenset(segments), indexed)
+
+    def _store_segments(self, lines: list[tuple[str, bytes]]) -> list[str]:
+        digest = self.writer.store.codec.digest
+        contents = {digest(content): content for content in cut_segments(lines)}
+        with self.packer:
+            for one, content in contents.items():
+                if one not in self.index.segments:
+                    self.packer.submit(partial(self.writer.put_object, one, content))
+        return list(contents)
+
+    def _format(self, read: _Read) -> _IndexedDirectory:
+        """Return a directory as what the index keeps of it; unsettled files get no identity there."""
+        files, links = [read.files[name] for name, _ in read.rows if name in read.files], read.links
+        about = (stat.S_IMODE(read.status.st_mode), read.status.st_mtime_ns, read.attributes)
+        lines: list[str] = []
+        packs: dict[str, None] = {}
+        while files or links or not lines:
+            part = Directory(read.path, not lines, *about, tuple(files[:LARGEST_LINE]), ())
+            files = files[LARGEST_LINE:]
+            room = LARGEST_LINE - len(part.files)
+            part, links = part._replace(links=tuple(links[:room])), links[room:]
+            packs.update(dict.fromkeys(sorted(part.packs)))
+            lines.append(format_line(part).decode())
+        latest = self.started - _SETTLED_NS
+        ctime = read.status.st_ctime_ns
+        rows: list[Any] = [read.status.st_ino, ctime if ctime < latest else 0]
+        for name, found in read.rows:
+            identity = read.identities.get(name) if stat.S_ISREG(found.st_mode) else _identify(found)
+            if identity is None or identity[-1] >= latest:
+                identity = [0, 0, 0, 0]
+            rows += (name, *identity)
+        return _IndexedDirectory(json.dumps(rows), read.sizes, " ".join(packs), "\t".join(lines))
+
+    def _find_largest(self) -> list[tuple[str, int]]:
+        totals: dict[str, int] = {}
+        for path, size in self.sizes.items():
+            while path:
+                totals[path] = totals.get(path, 0) + size
+                path = path.rpartition("/")[0]
+        return [
+            (path, size) for size, path in nlargest(_LARGEST_SHOWN, ((size, path) for path, size in totals.items()))
+        ]
+
+
+class Packer:
+    """Reads files and stores their contents in packs, with a few threads. As a context manager it waits for them."""
+
+    def __init__(self, root: int, writer: Writer) -> None:
+        self.root = root
+        self.writer = writer
+        self.codec = writer.store.codec
+        self.known: dict[str, Piece] = {}
+        self.unstable: set[str] = set()
+        threads = (os.cpu_count() or 1) + 1 if writer.store.directory is not None else _REMOTE_THREADS
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._room = threading.Semaphore(threads * 2)
+        self._jobs: list[Future[object]] = []
+
+    def __enter__(self) -> Packer:
+        self._pool = ThreadPoolExecutor(self._threads)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._pool is not None
+        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+        jobs, self._jobs, self._pool = self._jobs, [], None
+        if kind is None:
+            for job in jobs:
+                job.result()
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Run something in a thread, or wait for room. A failure is raised here or when the block ends."""
+        assert self._pool is not None
+        self._room.acquire()
+        if self._jobs and self._jobs[0].done():
+            self._jobs.pop(0).result()
+        try:
+            job = self._pool.submit(work)
+        except BaseException:
+            self._room.release()
+            raise
+        job.add_done_callback(lambda _: self._room.release())
+        self._jobs.append(job)
+
+    def pack_group(self, paths: Sequence[tuple[str, str]]) -> list[tuple[File, os.stat_result] | None]:
+        """Store small files, given by directory and name, in one pack; None for one that does not exist any more."""
+        read: list[tuple[str, bytes, os.stat_result, tuple[tuple[str, str], ...]] | None] = []
+        directory, fd = None, -1
+        try:
+            for path, name in paths:
+                if path != directory:
+                    if fd >= 0:
+                        os.close(fd)
+                        fd = -1
+                    directory = path
+                    with suppress(FileNotFoundError, NotADirectoryError):
+                        fd = open_directory(self.root, path)
+                read.append(None if fd < 0 else self._read_small(fd, name, join(path, name)))
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return self._store_small(read)
+
+    def _store_small(
+        self, read: Sequence[tuple[str, bytes, os.stat_result, tuple[tuple[str, str], ...]] | None]
+    ) -> list[tuple[File, os.stat_result] | None]:
+        digests = ["" if one is None or not one[1] else self.codec.digest(one[1]) for one in read]
+        new: dict[str, bytes] = {}
+        for digest, one in zip(digests, read, strict=True):
+            if digest and one is not None and digest not in self.known:
+                new[digest] = one[1]
+        pieces: dict[str, Piece] = {}
+        if new:
+            pieces = self._store_pack(new)
+        files: list[tuple[File, os.stat_result] | None] = []
+        for digest, one in zip(digests, read, strict=True):
+            if one is None:
+                files.append(None)
+                continue
+            name, _, found, attributes = one
+            parts = (pieces.get(digest) or self.known[digest],) if digest else ()
+            files.append((_make_file(name, found, attributes, parts), found))
+        return files
+
+    def _store_pack(self, chunks: dict[str, bytes]) -> dict[str, Piece]:
+        """Store chunks as one pack; return where each is."""
+        pack = self.codec.name_pack(list(chunks))
+        pieces: dict[str, Piece] = {}
+        offset = 0
+        for digest, chunk in chunks.items():
+            pieces[digest] = Piece(digest, pack, offset, len(chunk))
+            offset += len(chunk)
+        self.writer.put_object(pack, b"".join(chunks.values()))
+        self.known.update(pieces)
+        return pieces
+
+    def _read_small(
+        self, directory: int, name: str, path: str
+    ) -> tuple[str, bytes, os.stat_result, tuple[tuple[str, str], ...]] | None:
+        try:
+            fd = os.open(name, _READ, dir_fd=directory)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP):
+                return None
+            raise _unreadable(path, error) from error
+        try:
+            found = os.fstat(fd)
+            for _ in range(_TRIES):
+                if not stat.S_ISREG(found.st_mode):
+                    return None
+                data = _read_whole(fd, min(found.st_size, WHOLE))
+                after = os.fstat(fd)
+                if after.st_ctime_ns == found.st_ctime_ns and len(data) == found.st_size:
+                    return name, data, found, list_attributes(fd)
+                found = after
+            self.unstable.add(path)
+            return name, data, found, list_attributes(fd)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        finally:
+            os.close(fd)
+
+    def pack_file(self, directory: int, name: str, path: str) -> tuple[File, os.stat_result] | None:
+        """Store a large file in chunks; None if it does not exist any more. Called by the thread that submits."""
+        try:
+            fd = os.open(name, _READ, dir_fd=directory)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP):
+                return None
+            raise _unreadable(path, error) from error
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                return None
+            parts = self._pack_parts(fd, found)
+            if os.fstat(fd).st_ctime_ns != found.st_ctime_ns:
+                self.unstable.add(path)
+            return _make_file(name, found, list_attributes(fd), tuple(parts)), found
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        finally:
+            os.close(fd)
+
+    def _pack_parts(self, fd: int, found: os.stat_result) -> list[Piece]:
+        is_sparse = found.st_blocks * 512 < found.st_size
+        extents = list_extents(fd, found.st_size) if is_sparse else iter([(0, found.st_size)])
+        parts: list[Piece | str] = []
+        own: dict[str, Piece] = {}
+        gathered: dict[str, bytes] = {}
+        size = position = 0
+        for start, end in extents:
+            if start > position:
+                parts.append(Piece("", "", 0, start - position))
+            position = start
+            for chunk in self.codec.cut(fd, start, end):
+                digest = self.codec.digest(chunk)
+                position += len(chunk)
+                parts.append(digest)
+                if digest in own or digest in gathered:
+                    continue
+                if digest in self.known:
+                    own[digest] = self.known[digest]
+                    continue
+                gathered[digest] = chunk
+                size += len(chunk)
+                if size >= PACK:
+                    own.update(self._submit_pack(gathered))
+                    gathered, size = {}, 0
+        if gathered:
+            own.update(self._submit_pack(gathered))
+        if is_sparse and position < found.st_size:
+            parts.append(Piece("", "", 0, found.st_size - position))
+        return [own[part] if isinstance(part, str) else part for part in parts]
+
+    def _submit_pack(self, chunks: dict[str, bytes]) -> dict[str, Piece]:
+        pack = self.codec.name_pack(list(chunks))
+        pieces: dict[str, Piece] = {}
+        offset = 0
+        for digest, chunk in chunks.items():
+            pieces[digest] = Piece(digest, pack, offset, len(chunk))
+            offset += len(chunk)
+        self.submit(lambda: self.writer.put_object(pack, b"".join(chunks.values())))
+        return pieces
+
+
+def _make_file(
+    name: str, found: os.stat_result, attributes: tuple[tuple[str, str], ...], pieces: tuple[Piece, ...]
+) -> File:
+    group = found.st_ino if found.st_nlink > 1 else 0
+    size = sum(piece.length for piece in pieces)
+    return File(name, stat.S_IMODE(found.st_mode), found.st_mtime_ns, size, group, attributes, pieces)
+
+
+def _read_whole(fd: int, size: int) -> bytes:
+    data = os.pread(fd, size, 0)
+    while len(data) < size:
+        more = os.pread(fd, size - len(data), len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def list_attributes(fd: int) -> tuple[tuple[str, str], ...]:
+    """List the user's extended attributes of an open file, without the marks of overlayfs."""
+    try:
+        names = os.listxattr(fd)
+    except OSError:
+        return ()
+    kept = [n for n in names if n.startswith("user.") and not n.startswith(("user.overlay.", "user.fuseoverlayfs."))]
+    found = []
+    for name in sorted(kept):
+        with suppress(OSError):  # removed since it was listed
+            found.append((name, os.getxattr(fd, name).hex()))
+    return tuple(found)
+
+
+def _identify(found: os.stat_result) -> list[int]:
+    return [found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns]
+
+
+def _format_identities(status: os.stat_result, rows: list[tuple[str, os.stat_result]]) -> str:
+    flat: list[Any] = [status.st_ino, status.st_ctime_ns]
+    for name, found in rows:
+        flat += (name, found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
+    return json.dumps(flat)
+
+
+def _parse_known(known: _IndexedDirectory | None) -> tuple[dict[str, list[int]], dict[str, File]]:
+    """Return the identities and the files of a directory in the index, by name."""
+    if known is None:
+        return {}, {}
+    try:
+        flat = json.loads(known.identities)[2:]
+        identities = {flat[i]: flat[i + 1 : i + 5] for i in range(0, len(flat), 5)}
+        files = {file.name: file for line in known.lines.split("\t") for file in parse_line(line.encode()).files}
+    except (ValueError, TypeError, IndexError, DamagedObjectError):
+        return {}, {}
+    return identities, files
+
+
+def _group(rows: list[tuple[_Read, str, int]]) -> Iterator[list[tuple[_Read, str, int]]]:
+    """Yield files in groups of at most a pack; a path that says so ends a group of sufficient size."""
+    group: list[tuple[_Read, str, int]] = []
+    size = 0
+    for row in rows:
+        if group and size + row[2] > PACK:
+            yield group
+            group, size = [], 0
+        group.append(row)
+        size += row[2]
+        if size >= _GROUP and crc32(row[1].encode(errors="surrogateescape")) % _ENDS == 0:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _unreadable(path: str, error: OSError) -> BranchError:
+    return BranchError(
+        f"{path or 'the workspace'} cannot be read: {error.strerror or error}; make it readable, or leave it out with "
+        "an exclude rule",
+        paths=[path],
+    )
+
+
+# The index of a workspace's last snapshot.
+
+_FIELDS = 5  # lines of the file for each directory: path, identities, sizes, packs, lines of the manifest
+_DIGEST = 64
+
+
+class _IndexedDirectory(NamedTuple):
+    """What is known of one directory: its identities as JSON, its packs, its lines of the manifest.
+
+    ``sizes`` are the number of its files, their bytes together, and those of the largest.
+    """
+
+    identities: str
+    sizes: str
+    packs: str
+    lines: str
+
+
+@dataclass(slots=True)
+class _TreeIndex:
+    """What is known of a tree: the last snapshot's id, the ids of its segments, and its directories by path as JSON."""
+
+    snapshot: str = ""
+    segments: frozenset[str] = frozenset()
+    directories: Mapping[str, _IndexedDirectory] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: str) -> _TreeIndex:
+        """Read an index; an empty one if there is none, or if it is damaged: then everything is read again."""
+        if find_problem(os.path.dirname(path)) is not None:
+            return cls()
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError:
+            return cls()
+        if blake3(memoryview(data)[_DIGEST + 1 :]).hexdigest().encode() != data[:_DIGEST]:
+            return cls()
+        try:
+            _, head, *rows = data.decode().split("\n")
+            snapshot, *segments = [check_digest(one) for one in head.split(" ")]
+        except (ValueError, DamagedObjectError):
+            return cls()
+        if len(rows) % _FIELDS:
+            return cls()
+        fields = [rows[number::_FIELDS] for number in range(_FIELDS)]
+        known = map(_IndexedDirectory._make, zip(*fields[1:], strict=True))
+        return cls(snapshot, frozenset(segments), dict(zip(fields[0], known, strict=True)))
+
+    def save(self, path: str) -> None:
+        """Write the index, whole or not at all. A damaged one is noticed when it is read, so nothing is synced."""
+        rows = [" ".join([self.snapshot, *sorted(self.segments)])]
+        for key, found in self.directories.items():
+            rows += (key, *found)
+        data = "\n".join(rows).encode()
+        beside = f"{path}.{os.getpid()}"
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(blake3(data).hexdigest().encode() + b"\n")
+            file.write(data)
+        os.replace(beside, path)
+
+
+def _format_key(path: str) -> str:
+    """Return the key of a directory in an index."""
+    return json.dumps(path)

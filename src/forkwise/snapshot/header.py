@@ -1,0 +1,71 @@
+"""Headers: the small documents that name everything a snapshot or a packed delta needs, and what only names itself.
+
+A header is addressed by its own digest. Garbage collection reads nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from forkwise.errors import SnapshotNotFoundError
+from forkwise.snapshot.manifest import check_digest
+from forkwise.snapshot.pack import DamagedObjectError
+
+if TYPE_CHECKING:
+    from forkwise.snapshot.object_store import HeaderKind, ObjectStore, Writer
+
+__all__ = ["check_texts", "find_header", "read_header", "write_header"]
+
+_FORMAT = 1
+_LONGEST_TEXT = 4096
+
+
+def write_header(writer: Writer, kind: HeaderKind, about: dict[str, Any], objects: list[str]) -> str:
+    """Store a header that names ``objects``, all of which are stored; return its id."""
+    content = json.dumps({"format": _FORMAT, "objects": objects, **about}, separators=(",", ":")).encode()
+    name = writer.store.codec.digest(content)
+    writer.put_header(kind, name, content)
+    return name
+
+
+def read_header(store: ObjectStore, kind: HeaderKind, name: str) -> dict[str, Any]:
+    """Read a header whose digest, format and named objects are right; the caller checks the other values."""
+    _ = store.id
+
+    def check(content: bytes) -> dict[str, Any]:
+        if store.codec.digest(content) != name:
+            raise DamagedObjectError("its content has another digest")
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise DamagedObjectError(f"it is not JSON: {str(error)[:100]}") from error
+        if not isinstance(found, dict) or not isinstance(found.get("objects"), list):
+            raise DamagedObjectError("it has another form")
+        if found.get("format") != _FORMAT:
+            raise DamagedObjectError(f"its format {str(found.get('format'))[:20]} is not {_FORMAT}")
+        for one in found["objects"]:
+            check_digest(one)
+        return found
+
+    return store.read_header(kind, name, check)
+
+
+def find_header(store: ObjectStore, kind: HeaderKind, word: str) -> str:
+    """Return the id that begins with ``word``; SnapshotNotFoundError if there is none, or more than one."""
+    found = [name for name in store.list_headers(kind) if word and name.startswith(word)]
+    if len(found) == 1:
+        return found[0]
+    what = "begins with" if not found else "is the only one that begins with"
+    raise SnapshotNotFoundError(
+        f"no id in {kind} of {store.location} {what} {word[:80]!r}; list them with: forkwise snapshot ls",
+        store=store.location,
+        name=word,
+    )
+
+
+def check_texts(values: Any) -> tuple[str, ...]:
+    """Return a list of texts from a header as a tuple; DamagedObjectError if it is none."""
+    if not isinstance(values, list) or not all(isinstance(v, str) and len(v) <= _LONGEST_TEXT for v in values):
+        raise DamagedObjectError("a list of texts has another form")
+    return tuple(values)

@@ -1,0 +1,261 @@
+"""Manifests: what a snapshot or a packed delta contains, as lines of JSON, one for each directory.
+
+A line has everything of its directory, including which packs hold the contents, and does not depend on other lines. So
+the line of an unchanged directory is the same in the next snapshot, and lines are stored in segments that are shared by
+snapshots. Lines come out of a store that others may write to: each value is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from forkwise.snapshot.pack import LARGEST_CHUNK, LARGEST_OBJECT, DamagedObjectError
+
+__all__ = [
+    "LARGEST_LINE",
+    "Directory",
+    "File",
+    "Link",
+    "Piece",
+    "check_digest",
+    "check_path",
+    "cut_segments",
+    "format_line",
+    "parse_line",
+    "parse_lines",
+]
+
+#: Entries of one line; a directory with more has several lines.
+LARGEST_LINE = 4096
+
+_SEGMENT = 256 << 10  # bytes after which a segment ends anyway
+_CUT = 64  # one directory in so many ends a segment
+_LARGEST_SIZE = 1 << 50
+_LARGEST_TIME = 1 << 63
+_LONGEST_NAME = 255
+_LONGEST_PATH = 1 << 16
+_LONGEST_TARGET = 4095
+_MOST_ATTRIBUTES = 64
+_LARGEST_ATTRIBUTES = 64 << 10
+_ATTRIBUTE = re.compile(r"user\.(?!overlay\.|fuseoverlayfs\.)[^\x00]{1,250}\Z")
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
+
+
+class Piece(NamedTuple):
+    """A part of a file's content: a chunk in a pack, or a hole if ``digest`` is empty."""
+
+    digest: str
+    pack: str
+    offset: int
+    length: int
+
+
+class File(NamedTuple):
+    """A regular file. Files of one snapshot with the same ``group``, if it is not 0, are hard links of each other."""
+
+    name: str
+    mode: int
+    mtime_ns: int
+    size: int
+    group: int
+    attributes: tuple[tuple[str, str], ...]
+    pieces: tuple[Piece, ...]
+
+
+class Link(NamedTuple):
+    """A symbolic link."""
+
+    name: str
+    mtime_ns: int
+    target: str
+
+
+class Directory(NamedTuple):
+    """A directory, or a part of a large one: only the first part has ``is_first``."""
+
+    path: str
+    is_first: bool
+    mode: int
+    mtime_ns: int
+    attributes: tuple[tuple[str, str], ...]
+    files: tuple[File, ...]
+    links: tuple[Link, ...]
+
+    @property
+    def packs(self) -> set[str]:
+        """The packs that hold the contents of its files."""
+        return {piece.pack for file in self.files for piece in file.pieces if piece.digest}
+
+
+# Write.
+
+
+def format_line(directory: Directory) -> bytes:
+    """Return a directory as one line, without its end."""
+    packs: dict[str, int] = {}
+    files = []
+    for file in directory.files:
+        pieces = [
+            [p.digest, packs.setdefault(p.pack, len(packs)), p.offset, p.length] if p.digest else [p.length]
+            for p in file.pieces
+        ]
+        files.append([file.name, file.mode, file.mtime_ns, file.size, file.group, file.attributes, pieces])
+    about = [int(directory.is_first), directory.mode, directory.mtime_ns, directory.attributes]
+    row = [directory.path, about, list(packs), files, directory.links]
+    return json.dumps(row, separators=(",", ":")).encode()
+
+
+def cut_segments(lines: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
+    """Yield lines, each with its directory's path, as segments; most changes of a tree leave most segments the same."""
+    gathered: list[bytes] = []
+    size = 0
+    for path, line in lines:
+        gathered.append(line)
+        size += len(line) + 1
+        if size >= _SEGMENT or crc32(path.encode(errors="surrogateescape")) % _CUT == 0:
+            yield b"\n".join(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield b"\n".join(gathered)
+
+
+# Read.
+
+
+def parse_lines(segment: bytes) -> Iterator[Directory]:
+    """Yield the directories of a segment; DamagedObjectError if a value is not what it has to be."""
+    for line in segment.split(b"\n"):
+        yield parse_line(line)
+
+
+def parse_line(line: bytes) -> Directory:
+    """Parse one line; DamagedObjectError if a value is not what it has to be."""
+    if len(line) > LARGEST_OBJECT:
+        raise DamagedObjectError("a line of a manifest is too long")
+    try:
+        path, (is_first, mode, mtime_ns, attributes), packs, files, links = json.loads(line)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedObjectError(f"a line of a manifest has another form: {str(error)[:100]}") from error
+    _require(isinstance(packs, list) and isinstance(files, list) and isinstance(links, list), "a list is missing")
+    _require(len(files) + len(links) <= LARGEST_LINE, "a line of a manifest has too many entries")
+    for pack in packs:
+        check_digest(pack)
+    if path != "":
+        check_path(path)
+    parsed = Directory(
+        path,
+        bool(_integer(is_first, 1)),
+        _integer(mode, 0o7777),
+        _time(mtime_ns),
+        _attributes(attributes),
+        tuple(_parse_file(row, packs) for row in files),
+        tuple(_parse_link(row) for row in links),
+    )
+    names = [f.name for f in parsed.files] + [link.name for link in parsed.links]
+    _require(len(set(names)) == len(names), "a name is in a directory twice")
+    return parsed
+
+
+def check_digest(value: Any) -> str:
+    """Return a digest; DamagedObjectError if it is none."""
+    _require(isinstance(value, str) and _DIGEST.match(value) is not None, "a digest is not one")
+    return str(value)
+
+
+def check_path(value: Any) -> str:
+    """Return a path relative to a root; DamagedObjectError unless it stays below that root and is normal."""
+    _require(isinstance(value, str) and 0 < len(value) <= _LONGEST_PATH, "a path is empty or too long")
+    for name in value.split("/"):
+        _check_name(name)
+    return str(value)
+
+
+def _check_name(name: Any) -> str:
+    if isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\0" not in name:
+        try:
+            if len(name.encode(errors="surrogateescape")) <= _LONGEST_NAME:
+                return name
+        except UnicodeEncodeError:
+            pass
+    raise DamagedObjectError(f"{str(name)[:80]!r} is not a name of a file in a directory")
+
+
+def _parse_file(row: Any, packs: list[str]) -> File:
+    try:
+        name, mode, mtime_ns, size, group, attributes, rows = row
+        pieces = tuple(_parse_piece(piece, packs) for piece in rows)
+    except (ValueError, TypeError) as error:
+        if isinstance(error, DamagedObjectError):
+            raise
+        raise DamagedObjectError("a file of a manifest has another form") from error
+    _integer(size, _LARGEST_SIZE)
+    _require(sum(p.length for p in pieces) == size, "a file's content has another length than the file")
+    return File(
+        _check_name(name),
+        _integer(mode, 0o7777),
+        _time(mtime_ns),
+        size,
+        _integer(group, _LARGEST_TIME),
+        _attributes(attributes) if attributes else (),
+        pieces,
+    )
+
+
+def _parse_piece(row: Any, packs: list[str]) -> Piece:
+    if len(row) == 1:
+        return Piece("", "", 0, _integer(row[0], _LARGEST_SIZE))
+    digest, number, offset, length = row
+    _integer(number, len(packs) - 1)
+    _require(_integer(length, LARGEST_CHUNK) > 0, "a chunk is empty")
+    return Piece(check_digest(digest), packs[number], _integer(offset, LARGEST_OBJECT), length)
+
+
+def _parse_link(row: Any) -> Link:
+    _require(isinstance(row, list) and len(row) == 3, "a symbolic link of a manifest has another form")
+    name, mtime_ns, target = row
+    _require(isinstance(target, str) and target != "" and "\0" not in target, "a symbolic link has no target")
+    try:
+        _require(len(target.encode(errors="surrogateescape")) <= _LONGEST_TARGET, "a symbolic link is too long")
+    except UnicodeEncodeError as error:
+        raise DamagedObjectError("the target of a symbolic link is not text") from error
+    return Link(_check_name(name), _time(mtime_ns), target)
+
+
+def _attributes(value: Any) -> tuple[tuple[str, str], ...]:
+    """Check extended attributes: only the user's own, and none that overlayfs would read as marks."""
+    _require(isinstance(value, list) and len(value) <= _MOST_ATTRIBUTES, "extended attributes have another form")
+    total = 0
+    checked = []
+    for pair in value:
+        _require(isinstance(pair, list) and len(pair) == 2, "an extended attribute has another form")
+        name, content = pair
+        _require(isinstance(name, str) and _ATTRIBUTE.match(name) is not None, "an extended attribute is not allowed")
+        _require(isinstance(content, str), "an extended attribute has another form")
+        try:
+            total += len(bytes.fromhex(content))
+        except ValueError as error:
+            raise DamagedObjectError("an extended attribute has another form") from error
+        checked.append((name, content))
+    _require(total <= _LARGEST_ATTRIBUTES, "extended attributes are too large")
+    return tuple(checked)
+
+
+def _integer(value: Any, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise DamagedObjectError(f"{str(value)[:40]!r} is not a number from 0 to {most}")
+    return value
+
+
+def _time(value: Any) -> int:
+    if type(value) is not int or not -_LARGEST_TIME < value < _LARGEST_TIME:
+        raise DamagedObjectError(f"{str(value)[:40]!r} is not a time")
+    return value
+
+
+def _require(is_valid: bool, problem: str) -> None:
+    if not is_valid:
+        raise DamagedObjectError(problem)
