@@ -138,6 +138,8 @@ def test_parts_of_a_message_are_one_message() -> None:
         b'{"type":"step_finish","part":{"tokens":[],"cost":"much"}}\n{"type":"tool_use","part":7}\n',
         b'{"type":"message","role":"assistant","message":{"role":"assistant","content":{}},"content":[]}\n',
         b"\xff\xfe{\n\x00\n{\n[]\n{}\n" * 10,
+        b'{"type":"result","result":"\\ud800","session_id":"\\uDfff"}\n{"type":"error","error":"\\udc00","message":"\\uD801"}\n',
+        b'{"type":"result","result":"\xed\xa0\x80"}\n',
     ],
 )
 def test_hostile_lines(name: str, hostile: bytes) -> None:
@@ -145,7 +147,7 @@ def test_hostile_lines(name: str, hostile: bytes) -> None:
     cost = stream.find_cost() or {}
     assert cost.get("usd") in (None, 0.0)
     assert cost.get("input_tokens", 0) == 0
-    json.dumps([stream.take_steps(), stream.facts, stream.activity], allow_nan=False).encode()
+    json.dumps([stream.take_steps(), stream.facts, stream.activity], allow_nan=False, ensure_ascii=False).encode()
 
 
 def test_a_line_without_end_takes_no_memory() -> None:
@@ -378,6 +380,14 @@ def test_when_a_limit_of_claude_ends() -> None:
         retry_after = stream.explain(judge(RunEnd("exit", exit_code=1))).retry_after
         assert retry_after is not None
         assert longest // 2 <= retry_after <= longest
+
+
+@pytest.mark.parametrize("name", sorted(SESSIONS))
+def test_both_parsers_read_the_same(name: str) -> None:
+    content = (STREAMS / f"{name}.jsonl").read_bytes()
+    padding = b'{"type":"unknown","x":"%b"}\n' % (b"y" * 300_000)  # a long stream is parsed by another library
+    short, long = read(name, content), read(name, padding, content)
+    assert (short.take_steps(), short.facts, short.find_cost()) == (long.take_steps(), long.facts, long.find_cost())
 
 
 def test_a_second_run_adds_to_the_first() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,9 +44,15 @@ def estimate_cost(ledger: Ledger, planned: Iterable[tuple[str, str]]) -> Estimat
         costs = [cost for key in keys for cost in known[key]]
         if not costs:
             return None
-        usd += median(costs)
+        usd += _find_median(costs)
         used.update(keys)
     return Estimate(usd, len(wanted), sum(len(known[key]) for key in used)) if wanted else None
+
+
+def _find_median(costs: list[float]) -> float:
+    """Return the median; the module statistics takes longer to load than the rest of this."""
+    ordered, half = sorted(costs), len(costs) // 2
+    return ordered[half] if len(costs) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _read_costs(ledger: Ledger, agents: set[str]) -> dict[tuple[str, str], list[float]]:

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -259,13 +260,19 @@ def list_widened(file: ConfigFile, workspace: Path) -> list[str]:
     return lines
 
 
+@lru_cache(maxsize=1)
+def _load_packaged() -> dict[str, Any]:
+    """Load the tables that come with forkwise; a run needs them several times."""
+    return tomllib.loads(PACKAGED.read_text())
+
+
 class _Sources:
     """The tables of all files that apply to a workspace, put together; with ``until``, of those before that file."""
 
     def __init__(self, workspace: Path, until: Path | None = None) -> None:
         self.tables: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, list[str]] = {}
-        packaged = ConfigFile(PACKAGED, b"", tomllib.loads(PACKAGED.read_text()), is_trusted=True)
+        packaged = ConfigFile(PACKAGED, b"", _load_packaged(), is_trusted=True)
         for file in (packaged, read_user_config(AGENTS, workspace), read_workspace_config(workspace, AGENTS)):
             if file is None:
                 continue

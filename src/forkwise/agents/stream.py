@@ -6,6 +6,7 @@ bounded, whatever an agent prints.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
@@ -26,6 +27,7 @@ _MAX_LINE = 1 << 20  # bytes; a longer line is skipped
 _MAX_STEPS = 2000  # recorded in the ledger, of one attempt
 _MAX_STEP_TEXT = 1000
 _MAX_REQUESTS = 20_000
+_SHORT = 256 << 10  # bytes of a stream
 _MAX_TAIL = 40  # lines
 _MAX_POSTPONED = 100  # lines
 _LONGEST_POSTPONED = 32 << 10  # bytes of a line or a message
@@ -66,8 +68,16 @@ FORMATS: dict[str, StreamFormat] = {
 """The formats by name, as the key ``stream`` of an agent's table names them."""
 
 
+def _parse_short(line: bytes) -> Any:
+    """Parse a line of a short stream, with what is loaded anyway."""
+    if b"\\ud" in line or b"\\uD" in line:  # json lets half of a surrogate pair pass, which nothing can print
+        return _load_parser()(line)
+    return json.loads(line.decode())
+
+
 def _load_parser() -> Callable[[bytes], Any]:
-    from pydantic_core import from_json  # noqa: PLC0415 - most commands read no stream
+    """Return the parser of long streams: it is twice as fast, but takes as long to load as a sandbox to start."""
+    from pydantic_core import from_json  # noqa: PLC0415 - see above
 
     return from_json
 
@@ -126,7 +136,8 @@ class AgentStream(OutputReader):
         self._ended: deque[bytes | _Message] = deque(maxlen=_MAX_POSTPONED)
         self._prefix = f"{os.fspath(directory).rstrip('/')}/"
         self._lock = threading.Lock()
-        self._parse = _load_parser()
+        self._parse: Callable[[bytes], Any] = _parse_short
+        self._size = 0  # bytes read until the parser of long streams is loaded
         self._pending = b""
         self._is_skipping = False  # the rest of a line that is too long
         self._unknown = 0
@@ -158,6 +169,10 @@ class AgentStream(OutputReader):
                 self._error_pending = errors.pop()[-_MAX_LINE:]
                 _keep(self._errors, errors)
                 return
+            if self._parse is _parse_short:
+                self._size += len(piece)
+                if self._size > _SHORT:
+                    self._parse = _load_parser()
             lines = (self._pending + piece).split(b"\n")
             self._pending = lines.pop()
             self._read_lines(lines)
@@ -463,17 +478,19 @@ class AgentStream(OutputReader):
 
     def explain(self, judgement: Judgement) -> Judgement:
         with self._lock:
-            said = self._failure or _find_last_lines(_format_lines((*self._plain, *self._errors)))
             if judgement.success and self._failure is not None:  # some exit with 0 after an error
                 judgement = Judgement(False, reason="it reported an error")
-        if judgement.success or judgement.fault is not None or not said:
+            if judgement.success or judgement.fault is not None:
+                return judgement
+            said = self._failure or _find_last_lines(_format_lines((*self._plain, *self._errors)))
+        if not said:
             return judgement
         blame = _find_blame(said)
         reason = f"{said} ({judgement.reason})" if judgement.reason else said
         if blame == "agent":
             return replace(judgement, reason=reason)
         delay_s = self._delay_s if self._delay_s is not None else _find_delay(said)
-        is_short = blame == "limit" and (delay_s is not None or not _QUOTA.search(said))
+        is_short = blame == "limit" and (delay_s is not None or not re.search(_QUOTA, said, re.IGNORECASE))
         retry_after = (delay_s or 0.0) if is_short else None
         return replace(
             judgement, reason=reason, fault="provider", blocks_others=blame == "login", retry_after=retry_after
@@ -507,51 +524,48 @@ def _format_lines(lines: Iterable[bytes]) -> list[str]:
 #: ``login``: it cannot start until the user does something. ``limit``: too many requests, or too much used.
 _Blame = Literal["agent", "login", "limit", "outage"]
 
-_MEANINGLESS = re.compile(r"[\W_]*|\s*at .*[:)]\d*|node:.*|Node\.js v[\d.]+|Traceback .*|\s*\^+\s*|WARN\b.*|DEBUG\b.*")
+# Patterns are compiled when they are first used, which takes longer than to read the output of a short run.
+_MEANINGLESS = r"[\W_]*|\s*at .*[:)]\d*|node:.*|Node\.js v[\d.]+|Traceback .*|\s*\^+\s*|WARN\b.*|DEBUG\b.*"
 _MAX_SHOWN = 3
 _MAX_SEARCHED = 4000  # characters
 _WIDEST_REASON = 300
 
-_SIGNS: tuple[tuple[_Blame, re.Pattern[str]], ...] = (
+_SIGNS: tuple[tuple[_Blame, str], ...] = (
     (
         "login",
-        re.compile(
+        (
             r"not (?:been )?(?:logged in|authenticated)|(?:run|use) [`'\"]?/login|please (?:log|sign) ?in|"
             r"login required|"
             r"(?:invalid|incorrect|expired|missing|no) (?:\S+ ){0,2}?(?:api[- _]?key|auth token|credentials)|"
             r"api[- _]?key\S* (?:is |was )?(?:\S+ ){0,2}?(?:missing|required|not set|not found|invalid|expired)|"
             r"authentication[ _](?:error|failed|required)|set an auth method|\b401\b|unauthori[sz]ed|"
-            r"credit balance is too low|oauth token (?:has expired|revoked)|no provider configured",
-            re.IGNORECASE,
+            r"credit balance is too low|oauth token (?:has expired|revoked)|no provider configured"
         ),
     ),
     (
         "limit",
-        re.compile(
+        (
             r"\b(?:429|529)\b|rate[- _]?limit|too many requests|overloaded|usage limit|quota|resource[ _]exhausted|"
-            r"at capacity",
-            re.IGNORECASE,
+            r"at capacity"
         ),
     ),
     (
         "outage",
-        re.compile(
+        (
             r"\b(?:status|error|http|code)\W{0,3}50[0234]\b|\b50[0234] (?:internal|bad|service|gateway)|"
             r"internal server error|bad gateway|service unavailable|gateway time-?out|ECONN(?:REFUSED|RESET)|"
             r"ENOTFOUND|ETIMEDOUT|EAI_AGAIN|connection (?:error|refused|reset|closed)|stream disconnected|"
-            r"unable to connect|fetch failed|error sending request|getaddrinfo|could not resolve|network error",
-            re.IGNORECASE,
+            r"unable to connect|fetch failed|error sending request|getaddrinfo|could not resolve|network error"
         ),
     ),
 )
 
 
 #: Limits that last for hours or need the user, unless the provider says how long to wait.
-_QUOTA = re.compile(r"usage limit|quota|billing|(?:hour|daily|weekly|monthly) limit", re.IGNORECASE)
-_DELAY = re.compile(
+_QUOTA = r"usage limit|quota|billing|(?:hour|daily|weekly|monthly) limit"
+_DELAY = (
     r"(?:retry|try again)[\w\s:\"'=-]{0,20}?(\d{1,9}(?:\.\d{1,9})?) ?"
-    r"(ms|milliseconds|s|sec\w*|m|min\w*|h|hours?)?(?![\w:])",
-    re.IGNORECASE,
+    r"(ms|milliseconds|s|sec\w*|m|min\w*|h|hours?)?(?![\w:])"
 )
 _UNITS = {"m": 60.0, "h": 3600.0}
 
@@ -562,7 +576,7 @@ def _find_delay(text: str) -> float | None:
     >>> _find_delay("Please try again in 11.05s."), _find_delay("429, retry-after: 30"), _find_delay("retry in 2 min")
     (11.05, 30.0, 120.0)
     """
-    found = _DELAY.search(text[-_MAX_SEARCHED:])
+    found = re.search(_DELAY, text[-_MAX_SEARCHED:], re.IGNORECASE)
     if found is None:
         return None
     unit = (found[2] or "s").lower()
@@ -576,7 +590,7 @@ def _find_blame(text: str) -> _Blame:
     >>> _find_blame("Not logged in · Please run /login"), _find_blame("API Error: 529 overloaded"), _find_blame("exit")
     ('login', 'limit', 'agent')
     """
-    return next((blame for blame, sign in _SIGNS if sign.search(text[-_MAX_SEARCHED:])), "agent")
+    return next((blame for blame, sign in _SIGNS if re.search(sign, text[-_MAX_SEARCHED:], re.IGNORECASE)), "agent")
 
 
 def _find_last_lines(lines: Sequence[str]) -> str:
@@ -585,7 +599,7 @@ def _find_last_lines(lines: Sequence[str]) -> str:
     >>> _find_last_lines(["Error: no such model", "    at run (file.js:3:1)", "", "Node.js v22.1.0"])
     'Error: no such model'
     """
-    found = [line for line in map(to_line, lines) if line and not _MEANINGLESS.fullmatch(line)]
+    found = [line for line in map(to_line, lines) if line and not re.fullmatch(_MEANINGLESS, line)]
     return to_line(" / ".join(dict.fromkeys(found[-_MAX_SHOWN:])), _WIDEST_REASON)
 
 
