@@ -60,7 +60,13 @@ async def editing(editor: Editor, project: Path, model: str, *options: str) -> A
     words = ("-c", "from forkwise.cli import main; main()", "acp", "--model", model, *options)
     patience = {"shutdown_timeout": 60}
     start = acp.spawn_agent_process(
-        editor, sys.executable, *words, env=os.environ, cwd=project, transport_kwargs=patience
+        editor,
+        sys.executable,
+        *words,
+        env=os.environ,
+        cwd=project,
+        transport_kwargs=patience,
+        use_unstable_protocol=True,
     )
     async with start as (agent, process):
         await agent.initialize(protocol_version=acp.PROTOCOL_VERSION)
@@ -101,6 +107,39 @@ async def test_prompt_fork_merge_and_undo(project: Path, model: str) -> None:
     async with editing(later, project, model) as agent:
         await agent.load_session(cwd=str(project), session_id=session, mcp_servers=[])
         assert [u.content.text for u in later.of("user_message_chunk", session)] == ["hello"]
+
+
+async def test_an_editor_forks_a_session(project: Path, model: str, tmp_path: Path) -> None:
+    editor = Editor()
+    async with editing(editor, project, model) as agent:
+        first = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
+        blank = (await agent.fork_session(cwd=str(project), session_id=first)).session_id
+        await agent.prompt(session_id=first, prompt=[acp.text_block("hello")])
+        fork = (await agent.fork_session(cwd=str(project), session_id=first)).session_id
+        assert len({first, blank, fork}) == 3
+        answer = await agent.prompt(session_id=fork, prompt=[acp.text_block("write it down")])
+        assert answer.stop_reason == "end_turn"
+        assert (project / "x.txt").exists()
+        await agent.prompt(session_id=first, prompt=[acp.text_block("/fork task")])
+        for cwd, session, reason in (
+            (project, f"{first}:a", "Invalid params"),
+            (tmp_path, first, "Invalid params"),
+            (project, "chat-none", "chat-none"),
+            (project, "../../x", "x"),
+        ):
+            with pytest.raises(acp.RequestError, match=reason):
+                await agent.fork_session(cwd=str(cwd), session_id=session)
+        await agent.prompt(session_id=first, prompt=[acp.text_block("/abort")])
+    later = Editor()
+    async with editing(later, project, model) as agent:
+        again = (await agent.fork_session(cwd=str(project), session_id=fork)).session_id  # of a chat that is not open
+        for session, said in (
+            (first, ["hello"]),
+            (fork, ["hello", "write it down"]),
+            (again, ["hello", "write it down"]),
+        ):
+            await agent.load_session(cwd=str(project), session_id=session, mcp_servers=[])
+            assert [u.content.text for u in later.of("user_message_chunk", session)] == said
 
 
 async def test_a_tool_call_needs_permission(project: Path, model: str) -> None:

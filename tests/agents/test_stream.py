@@ -76,6 +76,7 @@ def test_recorded_streams(name: str, size: int) -> None:
     [
         ("copilot", "copilot", "565e3622-67f8-49a6-a9d7-eff13118d8a5", None),
         ("pi", "pi", "01a1ea71-1ed1-73c9-b433-d8758bf2e819", (200, 10)),
+        ("vibe", "vibe", "f27dc8ed-8b74-b5d9-9626-a521bf7646e7", None),
         ("qwen", "claude", "2a094228-ee78-43ea-a9da-c69bbea3f55b", (200, 10)),
     ],
 )
@@ -263,6 +264,7 @@ def many_steps(name: str) -> bytes:
         "opencode": line(type="tool_use", part={"tool": "make"}),
         "copilot": line(type="tool.execution_start", data={"toolName": "make"}),
         "pi": line(type="tool_execution_start", toolName="make"),
+        "vibe": line(sessionId="1", type="effect", detail={"toolName": "make"}),
     }[name]
     return tool * 2100
 
@@ -315,6 +317,7 @@ def test_lines_that_are_parsed_late_take_no_memory(name: str) -> None:
         "opencode": line(type="text", part={"text": text}),
         "copilot": line(type="assistant.message", data={"content": text}),
         "pi": line(type="message_end", message={"role": "assistant", "content": [{"type": "text", "text": text}]}),
+        "vibe": line(sessionId="1", type="message", role="assistant", content=[{"type": "text", "text": text}]),
     }
     piece = pieces[name] * 4 + many_steps(name)[:200].splitlines(keepends=True)[0]
     tracemalloc.start()

@@ -23,7 +23,7 @@ NPM = {
 }
 PIP = {
     "aider": ("aider-chat",),
-    "mini": ("mini-swe-agent", "mcp<2"),  # its model library imports mcp, but does not require it
+    "mini": ("mini-swe-agent", "mcp"),  # its model library imports mcp, but does not require it
     "vibe": ("mistral-vibe",),
     "openhands": ("openhands",),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -74,6 +75,19 @@ models:
     roles: [chat]
     capabilities: [tool_use]
 """.replace("KEY", _KEY)
+_VIBE = """\
+active_model = "scripted"
+[[providers]]
+name = "scripted"
+api_base = "{url}/v1"
+api_key_env_var = "MISTRAL_API_KEY"
+api_style = "openai"
+backend = "generic"
+[[models]]
+name = "scripted"
+provider = "scripted"
+alias = "scripted"
+"""
 _OPENAI = {"OPENAI_API_KEY": _KEY, "OPENAI_BASE_URL": "{url}/v1"}
 
 SETUPS: dict[str, Setup] = {
@@ -105,6 +119,13 @@ SETUPS: dict[str, Setup] = {
         {"OPENAI_API_KEY": _KEY, "OPENAI_API_BASE": "{url}/v1", "MSWEA_CONFIGURED": "true"}
         | {"MSWEA_COST_TRACKING": "ignore_errors"},
         model="openai/scripted",
+        has_tokens=False,
+        has_session=False,
+        has_answer=False,
+    ),
+    "vibe": Setup({"MISTRAL_API_KEY": _KEY}, {".vibe/config.toml": _VIBE}, has_tokens=False),
+    "openhands": Setup(
+        {"LLM_API_KEY": _KEY, "LLM_BASE_URL": "{url}/v1", "LLM_MODEL": "openai/scripted"},
         has_tokens=False,
         has_session=False,
         has_answer=False,
@@ -170,8 +191,8 @@ def try_agent(name: str, path: str, url: str, top: Path, user: int, sources: str
     problems += _find_leftovers(load_agents(project)[name], home, _list_files(home) - before, os.fspath(project))
     (place / "output").write_text(f"{done.stdout}\n{done.stderr}")
     said = run(name, "--version")
-    version = [w.strip("v.,") for w in f"{said.stdout} {said.stderr}".split() if w.strip("v.,")[:1].isdigit()]
-    return Trial(name, next(iter(version), "?"), "root" if not user else "another user", tuple(problems))
+    version = re.search(r"\d+\.\d+[\w.-]*\w", said.stdout or said.stderr)
+    return Trial(name, version[0] if version else "?", "root" if not user else "another user", tuple(problems))
 
 
 def _find_problems(done: subprocess.CompletedProcess[str], setup: Setup, project: Path) -> list[str]:

@@ -1,7 +1,8 @@
 """ChatAgent: chats served to an editor that speaks the Agent Client Protocol.
 
 A chat is a session of the protocol. While its conversation is forked, each branch is a session as well, named
-``CHAT:LABEL``: it receives the branch's text and tool calls, and what is prompted there goes to the branch. Commands
+``CHAT:LABEL``: it receives the branch's text and tool calls, and what is prompted there goes to the branch. An editor
+that forks a session itself gets another chat that continues from the same messages, in the same workspace. Commands
 such as ``/fork`` and ``/merge`` are typed as prompts of the chat. Tool calls that need approval, and merges that change
 what the user's machine will run, become permission requests.
 """
@@ -48,6 +49,7 @@ from forkwise.chat.events import (
 from forkwise.chat.plain_ui import format_event
 from forkwise.chat.render import format_refusal
 from forkwise.chat.slash_commands import COMMANDS
+from forkwise.chat.storage import copy_chat, list_messages
 from forkwise.concurrency import run_in_thread
 from forkwise.errors import BranchingError
 from forkwise.files.workspace import Workspace
@@ -140,7 +142,9 @@ class ChatAgent:
             load_session=True,
             prompt_capabilities=schema.PromptCapabilities(embedded_context=True),
             session_capabilities=schema.SessionCapabilities(
-                list=schema.SessionListCapabilities(), resume=schema.SessionResumeCapabilities()
+                list=schema.SessionListCapabilities(),
+                resume=schema.SessionResumeCapabilities(),
+                fork=schema.SessionForkCapabilities(),
             ),
         )
         return schema.InitializeResponse(
@@ -175,6 +179,27 @@ class ChatAgent:
         """Continue a chat without sending its messages."""
         await self._resume(cwd, session_id, more)
         return schema.ResumeSessionResponse()
+
+    async def fork_session(self, cwd: str, session_id: str, **more: Any) -> schema.ForkSessionResponse:
+        """Start a chat that continues from the last complete answer of another one, which is not changed."""
+        directory = _check_directory(cwd)
+        id_, colon, label = session_id.partition(":")
+        chat = self._chats.get(id_)
+        if colon:
+            raise acp.RequestError.invalid_params(
+                {"details": f"{session_id} is a branch of a fork: merge {label} first, or fork the session {id_}"}
+            )
+        if chat is not None and chat.directory != directory:
+            raise acp.RequestError.invalid_params(
+                {"details": f"the session {id_} works in {chat.directory}: its fork cannot work in {cwd}"}
+            )
+        messages = None if chat is None else list_messages(chat.session.conversation)
+        try:
+            copy = await run_in_thread(copy_chat, directory, id_, messages)
+        except BranchingError as error:
+            raise acp.RequestError(-32002, error_text(error)) from error
+        opened = await self._open(cwd, copy, more)
+        return schema.ForkSessionResponse(session_id=opened.session.id)
 
     async def list_sessions(self, cwd: str | None = None, **_: Any) -> schema.ListSessionsResponse:
         """List the chats of a directory, and the branches of those that are open here and forked."""
@@ -402,7 +427,8 @@ async def serve_stdio(agent: ChatAgent) -> None:
     finally:
         sys.stdout = own_output
     try:
-        await acp.run_agent(cast("acp.Agent", agent), writer, reader)
+        # Forks of sessions are not yet in the stable part of the protocol.
+        await acp.run_agent(cast("acp.Agent", agent), writer, reader, use_unstable_protocol=True)
     finally:
         await agent.close()
 

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from forkwise.agents.agent_event import AgentEvent, Tokens, format_step, to_line, to_text
-from forkwise.agents.formats import acp, claude, codex, copilot, gemini, goose, opencode, pi
+from forkwise.agents.formats import acp, claude, codex, copilot, gemini, goose, opencode, pi, vibe
 from forkwise.fork.candidate import Judgement, OutputReader
 
 __all__ = ["FORMATS", "AgentStream", "StreamFormat"]
@@ -64,6 +64,7 @@ FORMATS: dict[str, StreamFormat] = {
     "goose": StreamFormat(goose.read_event, goose.SKIPPED, goose.STEPS),
     "opencode": StreamFormat(opencode.read_event, steps=opencode.STEPS),
     "pi": StreamFormat(pi.read_event, pi.SKIPPED),
+    "vibe": StreamFormat(vibe.read_event),
 }
 """The formats by name, as the key ``stream`` of an agent's table names them."""
 

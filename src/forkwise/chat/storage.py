@@ -23,7 +23,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.sqlite import open_ledger
 
-__all__ = ["FORK", "LOADING", "MERGED", "OVER", "UNDOING", "StoredChat"]
+__all__ = ["FORK", "LOADING", "MERGED", "OVER", "UNDOING", "StoredChat", "copy_chat", "list_messages"]
 
 _PREFIX = "chat-"
 
@@ -182,6 +182,34 @@ def _is_same(node: Node, message: ModelMessage) -> bool:
     if own is message:
         return True
     return own is not None and not node.awaits and own.kind == message.kind and own.parts == message.parts
+
+
+def list_messages(conversation: Conversation) -> list[ModelMessage]:
+    """Return the messages up to the last complete answer on the path to the current node."""
+    for node in conversation.here.upwards():
+        if node.is_response and not node.open_calls:
+            return conversation.path(node)
+    return []
+
+
+def copy_chat(
+    directory: str | os.PathLike[str], name: str, messages: Sequence[ModelMessage] | None = None
+) -> str | None:
+    """Save a new conversation that begins with the messages of another one, and return its id; None if it has none.
+
+    ``messages`` are those of an open chat; without them, they are read. Raises ConversationError if there is no such
+    conversation.
+    """
+    with open_ledger(Workspace(directory)) as ledger:
+        if messages is None:
+            messages = list_messages(StoredConversation.load(ledger.conversations, name).conversation)
+        if not messages:
+            return None
+        copy = Conversation()
+        copy.here = copy.extend(messages)
+        stored = StoredConversation(copy, ledger.conversations, id_=f"{_PREFIX}{secrets.token_hex(4)}", title="chat")
+        stored.save()
+        return stored.id
 
 
 class _ConversationLock(NamedTuple):
