@@ -156,7 +156,8 @@ def try_agent(name: str, path: str, url: str, top: Path, user: int, sources: str
         (home / file).write_text(content.replace("{url}", url))
     for one in (place, *place.rglob("*")):
         os.chown(one, user, user)
-    env = {"PATH": f"{path}:{os.environ['PATH']}", "HOME": str(home), "FORKWISE_STATE": str(place / "state")}
+    env = {"PATH": f"{path}:{os.environ['PATH']}", "HOME": str(home), "SHELL": "/bin/sh"}
+    env["FORKWISE_STATE"] = str(place / "state")
     env |= {key: value.replace("{url}", url) for key, value in setup.environment.items()}
     env |= {} if sources is None else {"PYTHONPATH": sources, "PYTHONDONTWRITEBYTECODE": "1"}
 
