@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -167,6 +168,28 @@ def test_eight_branches_change_the_schema_and_the_winner_is_committed(project: P
     assert read(project, "select relname from pg_class where relname like 'own_%'") == "own_3"
     assert read(project, "select count(*) from big") == str(rows)
     assert Workspace(project).branches() == []
+
+
+def test_a_database_outside_of_the_workspace_is_branched_and_stays_as_it_is(project: Path) -> None:
+    workspace = project / "inner"
+    workspace.mkdir()
+    change(project, "create table numbers as select generate_series(1, 10) n")
+    data = project / "pgdata"
+    before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
+    (workspace / ".forkwise").mkdir()
+    text = (project / ".forkwise/servers.toml").read_text()
+    (workspace / ".forkwise/servers.toml").write_text(text.replace("'pgdata'", f"'{data}'") + "keep = 'drop'\n")
+    line = f'{PSQL} -c "insert into numbers values (11); select count(*) from numbers" > seen'
+    test = f'test "$({PSQL} -c "select count(*) from numbers")" = 10'
+    refused = forkwise(workspace, "best-of", "2", "-C", ".", "--test", test, "-c", line)
+    assert "forkwise trust" in refused.stderr
+    digest = hashlib.sha256((workspace / ".forkwise/servers.toml").read_bytes()).hexdigest()
+    assert forkwise(workspace, "trust", "-C", ".", "--sha256", digest).returncode == 0
+    done = forkwise(workspace, "best-of", "2", "-C", ".", "--test", test, "-c", line)
+    assert done.returncode == 0, done
+    assert (workspace / "seen").read_text() == "11\n"
+    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
+    assert read(project, "select count(*) from numbers") == "10"
 
 
 def test_a_server_in_the_workspace_is_in_the_way(project: Path) -> None:
