@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from forkwise import ServerError, Workspace
-from forkwise.servers.data_branch import has_data_of_one_moment, hold_data, record_data
+from forkwise.servers.data_branch import has_data_of_one_moment, hold_data, make_branch, record_data
 from forkwise.servers.server_file import read_servers
 from forkwise.servers.server_group import ServerGroup
 from tests.files.images import loop_image
@@ -101,6 +102,17 @@ def test_files_of_one_moment_are_cloned_while_a_server_writes(project: Path, wri
         inner = branch.branch("inner", None, None)
         assert has_data_of_one_moment(inner, "data")
         inner.abort()
+
+
+def test_several_branches_are_made_at_once(project: Path, writer: subprocess.Popen[bytes]) -> None:
+    workspace = Workspace(project, view="reflink")
+    with ThreadPoolExecutor(4) as pool:
+        branches = list(pool.map(lambda number: make_branch(workspace, f"at-once-{number}"), range(4)))
+    for branch in branches:
+        assert branch.data_directories.still == ("data",)
+        numbers = read_numbers(branch.path / "data", "a")
+        assert sorted(numbers, reverse=True) == numbers
+    assert "t" not in read_states(writer.pid)
 
 
 def test_servers_start_on_such_data_and_not_on_other(project: Path, writer: subprocess.Popen[bytes]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import pwd
 import shutil
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["has_data_of_one_moment", "hold_data", "make_branch", "record_data"]
 
+_LOCK = "pause.lock"
 _SNAPSHOTS = ("btrfs",)
 _PAUSED = ("reflink",)
 _PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
@@ -68,8 +70,20 @@ def hold_data(parent: Parent) -> Iterator[DataDirectories]:
     if view in _SNAPSHOTS:
         yield replace(data, still=tuple(used))
         return
-    with _Pause(paths):
+    with _locked(f"{parent.state_dir.state}/{_LOCK}"), _Pause(paths):
         yield replace(data, still=tuple(used))
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold a lock against other threads and processes: a process has one tracer at a time."""
+    fd = fds.track(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a process that is forked meanwhile has a copy of the descriptor
+        fds.close(fd)
 
 
 def make_branch(parent: Parent, name: str) -> Branch:

@@ -9,6 +9,7 @@ It is on the workspace's filesystem if possible, and never inside the workspace.
 <state>/stage           a symlink that names a directory inside the workspace, while a commit needs one there
 <state>/branches/<b>/   one branch; it contains head, history and branches too, for branches forked from it
 <state>/rolled-back     a symlink that exists once the record of a rolled-back commit was kept in the history
+<state>/pause.lock      held while processes that use a data directory are paused, so that a branch of it can be made
 <state>/rewind          a symlink that names the goal of a rewind over several commits, while one is in progress
 <state>/worktrees/<w>/  one git worktree: its record and, if it is mounted, its layer
 <state>/damaged/        what could not be read, and was set aside
