@@ -192,6 +192,7 @@ if TYPE_CHECKING:
     from forkwise.snapshot.collection import Collection as Collection
     from forkwise.snapshot.collection import collect_garbage as collect_garbage
     from forkwise.snapshot.object_store import ObjectStore as ObjectStore
+    from forkwise.snapshot.packed_delta import PackedDelta as PackedDelta
     from forkwise.snapshot.snapshot import Snapshot as Snapshot
     from forkwise.snapshot.snapshot import list_snapshots as list_snapshots
     from forkwise.snapshot.snapshot_cache import SnapshotCache as SnapshotCache
@@ -442,6 +443,7 @@ _SNAPSHOT_EXPORTS: dict[str, tuple[str, ...]] = {
         "collect_garbage",
     ),
     "snapshot.object_store": ("ObjectStore",),
+    "snapshot.packed_delta": ("PackedDelta",),
     "snapshot.snapshot": (
         "Snapshot",
         "list_snapshots",

@@ -43,6 +43,7 @@ LARGEST_OBJECT = 64 << 20
 _AVERAGE, _SMALLEST = 1 << 20, 256 << 10
 _LEVEL = 3
 _NONCE = 12
+_BLOCK = 1 << 20
 _PLAIN, _SEALED = b"\x01", b"\x02"
 
 
@@ -72,6 +73,15 @@ class Codec:
         if key is None:
             return lambda data: blake3(data).hexdigest()
         return lambda data: blake3(data, key=key).hexdigest()
+
+    def digest_file(self, file_fd: int) -> str:
+        """Return the digest of the whole content of an open file."""
+        hasher = blake3() if self._digest_key is None else blake3(key=self._digest_key)
+        position = 0
+        while data := os.pread(file_fd, _BLOCK, position):
+            hasher.update(data)
+            position += len(data)
+        return hasher.hexdigest()
 
     def name_pack(self, digests: Sequence[str]) -> str:
         """Return the name of the object that holds these chunks, in this order."""
