@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -264,3 +265,40 @@ def test_credentials_are_hidden(run_unprivileged: Callable[..., tuple[int, str, 
     assert code == 0, (out, err)
     found = (place / "project/found.txt").read_text().split()
     assert found == [str(place / "visible")]
+
+
+@pytest.mark.integration
+def test_edits_by_other_programs_are_found_by_comparison(
+    run_unprivileged: Callable[..., tuple[int, str, str]], place: Path
+) -> None:
+    """The kernel reports edits to root only: for others, the workspace is compared when an attempt is evaluated."""
+    need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
+    pipes = place / "pipes"
+    make = f"mkdir {pipes}; mkfifo {pipes}/ready {pipes}/go; mkdir -p project/deep; echo x > project/deep/kept"
+    subprocess.run(as_unprivileged(["sh", "-c", make]), cwd=place, check=True)
+    words = ("run", "--json", "--writable", str(pipes), "--test", "true", "--", "sh", "-c")
+    script = f"echo two > b.txt; echo three > deep/new; echo > {pipes}/ready; read line < {pipes}/go"
+    command = as_unprivileged([interpreter(), "-c", "from forkwise.cli import main; main()", *words, script])
+    ready, go = (os.open(pipes / name, os.O_RDWR | os.O_NONBLOCK) for name in ("ready", "go"))
+    try:
+        with subprocess.Popen(
+            command, cwd=place / "project", env=variables(place), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert select.select([ready], [], [], 300)[0], "the attempt has not started"
+            edit = "echo x > edited; echo y >> a.txt; echo z > deep/other"
+            subprocess.run(as_unprivileged(["sh", "-c", edit]), cwd=place / "project", check=True)
+            os.write(go, b"\n")
+            out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, (out, err)
+    finally:
+        os.close(ready)
+        os.close(go)
+    outcome = next(json.loads(line)["outcome"] for line in out.splitlines() if b'"outcome"' in line)
+    shown = run_unprivileged("show", outcome["fork"], "--json")[1]
+    assert sorted(json.loads(shown)["fork"]["edits"]["paths"]) == ["a.txt", "deep/", "edited"]
+    assert (place / "project/a.txt").read_text() == "one\ny\n"
+    assert (place / "project/b.txt").read_text() == "two\n"
+    code, out_again, err_again = run_unprivileged("run", "--json", "--", "sh", "-c", "echo four > c.txt")
+    assert code == 0, err_again
+    second = next(json.loads(line)["outcome"]["fork"] for line in out_again.splitlines() if '"outcome"' in line)
+    assert json.loads(run_unprivileged("show", second, "--json")[1])["fork"]["edits"] is None
