@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["preloaded_command", "serve"]
+__all__ = ["load_modules", "preloaded_command", "serve"]
 
 _ROOT = str(Path(__file__).parents[1])
 _PROGRAM = """\
@@ -99,7 +99,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 def serve(listener_fd: int) -> None:
     """Fork a process for each client, until standard input ends; the main function of the server."""
-    _preload()
+    load_modules()
     listener = socket.socket(fileno=listener_fd)
     events = selectors.DefaultSelector()
     events.register(0, selectors.EVENT_READ)
@@ -114,7 +114,8 @@ def serve(listener_fd: int) -> None:
                 _finish(key, events)
 
 
-def _preload() -> None:
+def load_modules() -> None:
+    """Import what commands need."""
     import forkwise
 
     for name in forkwise.__all__:

@@ -19,7 +19,7 @@ import forkwise
 from forkwise import errors
 from forkwise.cli import forkwise_command
 from forkwise.cli.app import Exit, Verb, exit_code
-from forkwise.display.output import printable, size_text
+from forkwise.display.output import Output, printable, size_text
 
 Run = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -224,3 +224,85 @@ def test_printable(text: str, shown: str) -> None:
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 40, "3.0 TiB")])
 def test_size_text(size: int, text: str) -> None:
     assert size_text(size) == text
+
+
+def test_the_output_may_be_a_file_in_memory(project: Path, command: Callable[..., Any]) -> None:
+    """Landlock takes no rule for such a file, and restricts none."""
+    command("branch", "create", "b", check=True)
+    fd = os.memfd_create("output")
+    program = [
+        sys.executable,
+        "-c",
+        "from forkwise.cli import main; main()",
+        "branch",
+        "run",
+        "b",
+        "--",
+        "cat",
+        "a.txt",
+    ]
+    done = subprocess.run(program, cwd=project, stdout=fd, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.pread(fd, 100, 0) == b"one\n"
+    os.close(fd)
+
+
+STARTING = """
+import os, signal, sys
+from forkwise.cli import main
+
+class Finder:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "forkwise.cli.verbs":
+            os.kill(os.getpid(), signal.{signal})
+
+sys.meta_path.insert(0, Finder)
+sys.argv[1:] = ["undo"]
+main()
+"""
+
+
+@pytest.mark.parametrize(("name", "word"), [("SIGINT", "interrupted"), ("SIGHUP", "hung up")])
+def test_a_signal_while_modules_are_loaded(name: str, word: str) -> None:
+    done = subprocess.run([sys.executable, "-c", STARTING.format(signal=name)], capture_output=True, text=True)
+    assert done.returncode == 128 + getattr(signal, name)
+    assert done.stderr == f"forkwise: error: {word}; nothing was changed\n"
+
+
+def test_a_signal_after_a_commit_says_that_it_stays(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    monkeypatch.setattr(Output, "line", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    said = run("run", "-q", "--", "sh", "-c", "echo x > new.txt", code=130).stderr
+    assert (project / "new.txt").exists()
+    assert said.endswith("was committed as 1 before that, and stays: forkwise undo 1 takes it back\n")
+    said = run("undo", code=130).stderr
+    assert not (project / "new.txt").exists()
+    assert (
+        said
+        == "forkwise: error: interrupted; commit 2 was made before that, and stays: forkwise undo 2 takes it back\n"
+    )
+
+
+NOHUP = """
+import asyncio, os, signal, sys
+from forkwise.cli import main
+
+sleep = asyncio.sleep
+
+async def hang_up(*arguments):  # called while the exploration runs
+    os.kill(os.getpid(), signal.SIGHUP)
+    return await sleep(*arguments)
+
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+asyncio.sleep = hang_up
+sys.argv[1:] = ["run", "-q", "--", "sh", "-c", "echo x > new.txt"]
+main()
+"""
+
+
+def test_a_hang_up_that_nohup_ignores_is_ignored(project: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", NOHUP], cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (project / "new.txt").exists()

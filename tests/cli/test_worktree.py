@@ -94,6 +94,17 @@ def test_the_hooks_of_an_agent(run: Run, project: Path, tmp_path: Path) -> None:
     assert b"work" in subprocess.run(["git", "log", "worktree-bold-otter"], cwd=project, capture_output=True).stdout
 
 
+def test_a_relative_path_in_an_event_begins_at_its_directory(
+    run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    event = {"hook_event_name": "WorktreeCreate", "cwd": str(project), "name": "x", "worktree_path": "../beside"}
+    path = f"{project.parent}/beside"
+    assert send(event).stdout == f"{path}\n"
+    send({"hook_event_name": "WorktreeRemove", "cwd": str(project), "worktree_path": "../beside"})
+    assert not os.path.lexists(path)
+
+
 @pytest.mark.parametrize(
     ("event", "code"),
     [
@@ -107,6 +118,8 @@ def test_the_hooks_of_an_agent(run: Run, project: Path, tmp_path: Path) -> None:
         ({"hook_event_name": "WorktreeCreate", "name": "../x"}, 1),
         ({"hook_event_name": "WorktreeCreate", "name": "-x"}, 1),
         ({"hook_event_name": "WorktreeCreate", "name": "a\nb"}, 1),
+        ({"hook_event_name": "WorktreeCreate", "name": "\ud800"}, 2),
+        ({"hook_event_name": "WorktreeCreate", "name": "x", "worktree_path": "a\0b"}, 2),
         ({"hook_event_name": "WorktreeRemove"}, 2),
         ({"hook_event_name": "WorktreeRemove", "worktree_path": "/"}, 5),
         ({"hook_event_name": "WorktreeRemove", "worktree_path": "."}, 5),

@@ -13,6 +13,8 @@ import pytest
 
 from forkwise import Branch, BranchError, BranchStaleError, CommitError, ConflictError, Workspace
 from forkwise.files.store.branch_info import BranchInfo
+from forkwise.files.store.changes import Commit
+from forkwise.files.store.record import Record
 from tests.files.snapshot import snapshot
 
 IN_MEMORY = True
@@ -1190,3 +1192,42 @@ def test_a_clock_that_was_set_back_hides_no_change(workspace: Workspace) -> None
     branch.commit(on_conflict="theirs")
     assert (workspace.path / "f").read_text() == "by an editor\n"
     assert (workspace.path / "other").read_text() == "by the branch\n"
+
+
+def set_ahead(workspace: Workspace, commit: Commit, by: int) -> None:
+    """Change a commit's record as if the clock had been ahead when it was made, and were set back since."""
+    directory = workspace.state_dir.history(commit.id)
+    record, finished = Record.load(directory), Record.finished(directory)
+    assert record is not None
+    record.started, record.clock = record.started + by, record.clock + by
+    record.save(directory, sync=False)
+    os.utime(f"{directory}/record.json", ns=(finished + by, finished + by))
+
+
+def test_a_clock_that_was_set_back_hides_no_change_from_an_undo(workspace: Workspace) -> None:
+    hour = 3_600_000_000_000
+    with workspace.branch("b") as branch:
+        write(branch.path / "f", "by the branch\n")
+    set_ahead(workspace, workspace.history()[0], hour)
+    write(workspace.path / "f", "by an editor\n")
+    with pytest.raises(ConflictError):
+        workspace.undo()
+    assert (workspace.path / "f").read_text() == "by an editor\n"
+    with workspace.branch("b") as branch:
+        write(branch.path / "f", "once more\n")
+    set_ahead(workspace, workspace.history()[0], hour)
+    workspace.undo()
+    assert (workspace.path / "f").read_text() == "by an editor\n"
+
+
+def test_a_clock_that_a_restart_set_back_hides_no_change(workspace: Workspace) -> None:
+    """The time of the fork is still to come, by the clock that the machine has since its restart."""
+    branch = workspace.branch("b")
+    info = BranchInfo.load(branch.home)
+    day = 86_400_000_000_000
+    write(branch.path / "f", "by the branch\n")
+    info.forked, info.made, info.synced = info.forked + day, info.made + day, info.forked + 2 * day
+    info.boot = "another"
+    info.save(branch.home)
+    write(workspace.path / "f", "by an editor\n")
+    refused(branch, "f")

@@ -33,7 +33,7 @@ RACES = rounds(300, 1000)
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    beneath = str(tmp_path_factory.getbasetemp())
+    beneath = f"{tmp_path_factory.getbasetemp()}/"  # with the slash: another run may have pytest-12 beside pytest-1
     before = [m for m in mounts() if m.point.startswith(beneath)]
     yield
     stop_helper()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -87,3 +88,19 @@ def test_a_link_inside_is_removed_and_not_followed(tmp_path: Path, temporary: Pa
     assert remove_abandoned(str(left))
     assert (tmp_path / "outside/kept").exists()
     assert not left.exists()
+
+
+def test_an_interrupt_during_the_removal_leaves_nothing(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remove_tree = shutil.rmtree
+    calls: list[str] = []
+
+    def interrupt_once(path: str, **options: bool) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        remove_tree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupt_once)
+    with pytest.raises(KeyboardInterrupt), scratch_directory("diff"):
+        pass
+    assert list(temporary.iterdir()) == []

@@ -46,6 +46,20 @@ def main() -> None:
 
         print_candidates(words[1:])
         return
+    from forkwise.cli import stop_signal
+
+    try:
+        stop_signal.raise_on_stop_signals()
+        _run(words)
+    except KeyboardInterrupt:  # while modules were loaded; a command reports it itself
+        number = stop_signal.find_stop_signal()
+        print(f"forkwise: error: {stop_signal.describe_stop_signal(number)}; nothing was changed", file=sys.stderr)
+        sys.exit(128 + number)
+    finally:
+        stop_signal.ignore_stop_signals()  # the exit of the interpreter removes what the process prepared
+
+
+def _run(words: list[str]) -> None:
     verb = words[2] if words[:1] == ["-C"] and words[2:] else next(iter(words), "")
     if verb in _ALONE:
         from importlib import import_module

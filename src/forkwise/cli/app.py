@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 
-from forkwise.display.output import FOUND_WORKSPACE, Output, conflict_record, printable
+from forkwise.cli.stop_signal import describe_stop_signal, find_stop_signal, forget_stop_signal
+from forkwise.display.output import FOUND_WORKSPACE, Output, command_line, conflict_record, printable
 from forkwise.display.progress_line import ProgressLine
 from forkwise.errors import (
     BranchingError,
@@ -86,7 +88,7 @@ EXIT_CODES = (
 
 
 class StoppedBySignalError(click.Abort):
-    """A signal ended the command after it had cleaned up; ``state`` says what it left behind."""
+    """A signal ended the command after it had cleaned up; ``state`` says what it left behind, if that is known."""
 
     def __init__(self, number: signal.Signals, state: str) -> None:
         super().__init__()
@@ -94,8 +96,7 @@ class StoppedBySignalError(click.Abort):
         self.state = state
 
     def __str__(self) -> str:
-        names = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
-        return f"{names[self.number]}; {self.state}"
+        return "; ".join(filter(None, (describe_stop_signal(self.number), self.state)))
 
 
 _EXTRAS = {
@@ -216,6 +217,8 @@ def hint(error: BaseException, words: Sequence[str]) -> str:
         return f"the winner was kept: forkwise branch commit {conflict.branch} --on-conflict ours|theirs|merge"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"{error.ctx.command_path} --help"
+    if "worktree" in words[:3]:
+        return ""  # its message names forkwise worktree list
     return next((text for kind, text in _HINTS if isinstance(error, kind)), "")
 
 
@@ -335,12 +338,42 @@ class Verb(click.Command):
         self.example = tuple(example)
         self.streams = streams
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. If a signal ends it, say which commits it had made."""
+        started = time.time()
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            directory = ctx.params.get("directory")
+            state = "" if directory is None else _describe_commits(directory, started)
+            if state or self.name not in _COMMITTING:
+                raise StoppedBySignalError(find_stop_signal(), state) from None
+            raise StoppedBySignalError(find_stop_signal(), "nothing was changed") from None
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples and the exit codes."""
         with formatter.section("Examples" if len(self.example) > 1 else "Example"):
             for line in self.example:
                 formatter.write(f"{'':{formatter.current_indent}}$ {line}\n")
         _write_exit_codes(formatter)
+
+
+#: Commands that commit to the workspace, apart from the explore commands, which know what they have done.
+_COMMITTING = {"commit", "undo", "pick", "combine", "resume"}
+
+
+def _describe_commits(directory: Path, started: float) -> str:
+    """Say what was committed to a workspace since a command was started; return an empty text if nothing was."""
+    from forkwise.files.workspace import Workspace
+
+    try:
+        made = [commit for commit in Workspace(directory).history() if commit.at.timestamp() >= started]
+    except (BranchingError, OSError) as error:
+        return f"whether it had changed the workspace is not known: {error}"
+    if not made:
+        return ""
+    undo = command_line(directory, "undo", str(made[0].id))
+    return f"commit {made[0].id} was made before that, and stays: {undo} takes it back"
 
 
 class Commands(click.Group):
@@ -397,6 +430,7 @@ class Commands(click.Group):
     ) -> NoReturn:
         """Run the command line and exit with its code."""
         words = list(sys.argv[1:] if args is None else args)
+        forget_stop_signal()
         try:
             with _one_line_warnings(), ProgressLine(is_quiet=_is_quiet(words)):
                 code = super().main(words, prog_name, complete_var, standalone_mode=False, **extra)
@@ -406,7 +440,8 @@ class Commands(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(Exit.ERROR)
         except (click.ClickException, click.Abort, BranchingError, OSError) as error:
-            self._fail(error, words)
+            is_plain_abort = isinstance(error, click.Abort) and not isinstance(error, StoppedBySignalError)
+            self._fail(StoppedBySignalError(find_stop_signal(), "") if is_plain_abort else error, words)
         except ImportError as error:
             missing = find_missing_extra(error, _skip_options(words))
             if missing is None:

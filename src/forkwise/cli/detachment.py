@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from forkwise.cli.app import Exit, StoppedBySignalError, exit_code, failure_line, failure_record, hint, print_note
+from forkwise.cli.stop_signal import find_stop_signal
 from forkwise.display.board import COMMIT_GRACE
 from forkwise.display.output import command_line
 from forkwise.errors import BranchingError
@@ -134,7 +135,7 @@ def _killed_on_interrupt(pid: int) -> Iterator[None]:
     except KeyboardInterrupt:
         os.kill(pid, signal.SIGTERM)
         os.waitpid(pid, 0)
-        raise StoppedBySignalError(signal.SIGINT, "nothing was changed") from None
+        raise StoppedBySignalError(find_stop_signal(), "nothing was changed") from None
 
 
 def _run_child(

@@ -23,6 +23,13 @@ from forkwise.cli.app import Exit, StoppedBySignalError
 from forkwise.cli.explore_options import ExploreOptions, find_notice_delay
 from forkwise.cli.git_result import GitExport, GitResult, trailers_of
 from forkwise.cli.private_mounts import enter_to_create
+from forkwise.cli.stop_signal import (
+    find_stop_signal,
+    list_stop_signals,
+    receive_stop_signal,
+    restore_stop_signals,
+    stop_signals_deferred,
+)
 from forkwise.display.board import PACE, Board, attempt_record, usage_text
 from forkwise.display.notice import TerminalNotice
 from forkwise.display.output import Output, command_line, commit_record, size_text, totals
@@ -64,7 +71,6 @@ __all__ = [
 Exploration = Callable[[Observer], Coroutine[Any, Any, SpeculationOutcome]]
 
 _TAIL_LINES = 20
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def explore(recipe: Recipe, options: ExploreOptions) -> int:
@@ -147,29 +153,43 @@ def _run_and_report(
     estimate: Estimate | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Run an exploration, show its progress, print the result, and return the exit code and the result."""
+    failure: click.ClickException | GitError | OSError | None = None
+    git: GitCommit | None = None
+    exported: tuple[GitResult, ...] = ()
+    unfinished = _list_further_steps(options)
     with (
         open_ledger(workspace) as ledger,
         _Progress(ledger, options, detachment) as progress,
         _Report(options, progress) as report,
     ):
-        outcome = _run(exploration, progress, options.directory)
-        failure: click.ClickException | GitError | OSError | None = None
-        git: GitCommit | None = None
-        exported: tuple[GitResult, ...] = ()
         try:
-            _write_patch(outcome, options, progress)
-            git = _commit_to_git(outcome, options, progress, repository)
-            if repository is not None and git is not None and outcome.commit is not None:
-                repository.record(workspace, outcome.commit.id)
-            exported = _export(outcome, options, progress, workspace)
-            report.write()
-        except (click.ClickException, GitError, OSError) as error:
-            failure = error
-        record = {
-            **_outcome_record(outcome, options, progress, git, exported),
-            "estimate": None if estimate is None else asdict(estimate),
-        }
-        _print_outcome(outcome, options, progress, git, exported, record)
+            outcome = _run(exploration, progress, options.directory)
+            try:
+                _write_patch(outcome, options, progress)
+                unfinished.pop("--output-patch", None)
+                git = _commit_to_git(outcome, options, progress, repository)
+                if repository is not None and git is not None and outcome.commit is not None:
+                    repository.record(workspace, outcome.commit.id)
+                unfinished.pop("--commit-to-git", None)
+                exported = _export(outcome, options, progress, workspace)
+                for name in _EXPORTS:
+                    unfinished.pop(name, None)
+                _drop_exported(outcome, options, workspace)
+                report.write()
+                unfinished.pop("--report", None)
+            except (click.ClickException, GitError, OSError) as error:
+                failure = error
+            record = {
+                **_outcome_record(outcome, options, progress, git, exported),
+                "estimate": None if estimate is None else asdict(estimate),
+            }
+            _print_outcome(outcome, options, progress, git, exported, record)
+        except KeyboardInterrupt:
+            state = _describe_decision(progress, options.directory)
+            if report.is_pending:  # it is written on the way out
+                unfinished.pop("--report", None)
+            rest = f"; not finished: {', '.join(unfinished)}" if unfinished else ""
+            raise StoppedBySignalError(find_stop_signal(), f"{state}{rest}") from None
     _collect_garbage(workspace, options)
     if failure is not None:  # raised after the report, because the commit to the workspace stays
         raise failure
@@ -270,6 +290,11 @@ class _Report:
         except (BranchingError, OSError) as problem:
             warnings.warn(f"the report was not written: {problem}", ForkwiseWarning, stacklevel=2)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether it was requested, and writing it has not begun."""
+        return self._directory is not None
+
     def write(self) -> None:
         """Write it once, if there is a fork."""
         from forkwise.cli.commands.fork_report import write_report
@@ -282,6 +307,33 @@ class _Report:
     def _close(self) -> None:
         if self._directory is not None:
             self._directory.close()
+
+
+_EXPORTS = ("--as-branch", "--as-patch", "--branches-prefix")
+
+
+def _list_further_steps(options: ExploreOptions) -> dict[str, object]:
+    """Return the options that ask for something after the commit to the workspace."""
+    wanted = {
+        "--output-patch": options.patch,
+        "--commit-to-git": options.git,
+        **dict(zip(_EXPORTS, (options.as_branch, options.as_patch, options.branches_prefix), strict=True)),
+        "--report": options.report,
+    }
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _describe_decision(progress: _Progress, directory: Path) -> str:
+    """Say what an exploration has decided that a signal ended afterwards."""
+    if progress.fork is None:
+        return "nothing was changed"
+    fork = progress.ledger.fork(progress.fork)
+    if fork.commit is not None:
+        undo = command_line(directory, "undo", str(fork.commit))
+        return f"{fork.winner} was committed as {fork.commit} before that, and stays: {undo} takes it back"
+    if fork.state == "resolved":
+        return f"{fork.winner} was chosen, and is committed with: {command_line(directory, 'resume', fork.id)}"
+    return _describe_rest(progress, directory)
 
 
 def _describe_rest(progress: _Progress, directory: Path) -> str:
@@ -297,12 +349,11 @@ def _describe_rest(progress: _Progress, directory: Path) -> str:
 
 def _run(exploration: Exploration, progress: _Progress, directory: Path) -> SpeculationOutcome:
     """Run until there is an outcome. On a signal, stop all attempts, keep those that had succeeded, and raise."""
-    received: list[signal.Signals] = []
     try:
-        outcome = asyncio.run(_run_until_signal(exploration, progress, received))
+        outcome = asyncio.run(_run_until_signal(exploration, progress))
     except asyncio.CancelledError:
         progress.finish(summary=False)
-        raise StoppedBySignalError(received[0], _describe_rest(progress, directory)) from None
+        raise StoppedBySignalError(find_stop_signal(), _describe_decision(progress, directory)) from None
     except BranchingError:
         progress.finish(summary=True)
         raise
@@ -310,19 +361,17 @@ def _run(exploration: Exploration, progress: _Progress, directory: Path) -> Spec
     return outcome
 
 
-async def _run_until_signal(
-    exploration: Exploration, progress: _Progress, received: list[signal.Signals]
-) -> SpeculationOutcome:
+async def _run_until_signal(exploration: Exploration, progress: _Progress) -> SpeculationOutcome:
     loop = asyncio.get_running_loop()
     run_task = asyncio.ensure_future(exploration(progress))
     refresh_task = asyncio.ensure_future(progress.refresh_forever())
 
     def stop(number: signal.Signals) -> None:
-        if not received:  # a second Ctrl-C must not interrupt the clean-up
-            received.append(number)
+        if receive_stop_signal(number):  # a second Ctrl-C must not interrupt the clean-up
             run_task.cancel()
 
-    for number in _SIGNALS:
+    handled = list_stop_signals()
+    for number in handled:
         loop.add_signal_handler(number, stop, number)
     try:
         await asyncio.wait([run_task, refresh_task], return_when=asyncio.FIRST_COMPLETED)
@@ -333,8 +382,9 @@ async def _run_until_signal(
         return run_task.result()
     finally:
         refresh_task.cancel()
-        for number in _SIGNALS:
+        for number in handled:
             loop.remove_signal_handler(number)
+        restore_stop_signals()  # the event loop has set the default handlers
 
 
 def _collect_garbage(workspace: Workspace, options: ExploreOptions) -> None:
@@ -379,7 +429,7 @@ def _commit_to_git(
 def _export(
     outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress, workspace: Workspace
 ) -> tuple[GitResult, ...]:
-    """Make git branches and a patch of the results, then drop the attempts' branches unless they are to be kept."""
+    """Make git branches and a patch of the results."""
     if not options.is_exported or outcome.fork is None:
         return ()
     export, ledger = GitExport(workspace), progress.ledger
@@ -402,12 +452,17 @@ def _export(
             found.insert(0, result)
             if options.as_patch == "-" and not options.output.as_json:
                 options.output.text(content.decode("utf-8", "replace"))
-    if not options.keep and not options.no_commit and not outcome.undecided:
-        from forkwise.fork.control import abort_fork
-
-        with suppress(ForkResolvedError):
-            abort_fork(workspace, outcome.fork)
     return tuple(found)
+
+
+def _drop_exported(outcome: SpeculationOutcome, options: ExploreOptions, workspace: Workspace) -> None:
+    """Drop the branches of attempts that were made git branches or a patch, unless they are to be kept."""
+    if not options.is_exported or outcome.fork is None or options.keep or options.no_commit or outcome.undecided:
+        return
+    from forkwise.fork.control import abort_fork
+
+    with suppress(ForkResolvedError), stop_signals_deferred():
+        abort_fork(workspace, outcome.fork)
 
 
 def _print_exported(exported: Sequence[GitResult], output: Output) -> None:

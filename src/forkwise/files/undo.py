@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import CommitError, CommitNotFoundError, ConflictError, ForkwiseWarning, StateError
+from forkwise.files.store.branch_info import measure_set_back
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
 from forkwise.files.store.document import check_integer, damage_reported, load_process_id
 from forkwise.files.store.interference import OldEntry
@@ -73,7 +74,9 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
         restored = Restored(state_dir, records, record.number)
         finished = _finish_time(state_dir, record)
         during = [(r.started, _finish_time(state_dir, r)) for r in records if r.number >= record.number and r.started]
+        set_back = measure_set_back(record.clock, record.boot, finished)
         with _Target(workspace.target, finished, during, runs, restored) as target:
+            target.hidden = (finished - set_back, record.started) if set_back else (0, 0)
             conflicts = [c for run in runs for step in run.steps for c in target.changes(run.directory, step)]
             if conflicts:
                 shown = "; ".join(str(c) for c in conflicts[:5]) + ("; …" if len(conflicts) > 5 else "")
@@ -299,6 +302,8 @@ class _Target:
         self.root = open_root(path)
         self.finished = finished
         self.during = during
+        #: Times that a clock which was set back since the commit gives to later changes; those of the commit follow.
+        self.hidden = 0, 0
         self.removed: list[OldEntry] = []
         self.made, self.taken = (
             {join(run.directory, s.name) for run in runs for s in run.steps if s.code == code}
@@ -346,7 +351,8 @@ class _Target:
     def _is_changed(self, path: str, there: os.stat_result) -> bool:
         if any(started < there.st_mtime_ns < finished for started, finished in self.during):
             return True
-        return self.restored.changed(path, there) >= self.finished
+        changed = self.restored.changed(path, there)
+        return changed >= self.finished or self.hidden[0] <= changed < self.hidden[1]
 
     def as_now(self, meta: Meta) -> list[Meta]:
         """Return the change that restores a directory's metadata, except the parts that were set since the commit."""

@@ -136,6 +136,8 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         rule = _PathBeneath(rights, fd)
         number = ctypes.c_long(_ADD_RULE)
         outcome = _syscall(number, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), ctypes.c_uint32(0))
+        if outcome != 0 and ctypes.get_errno() == errno.EBADFD:
+            return  # a file in memory (memfd_create), which no ruleset restricts
         _check(outcome, f"allow access to {path}")
     finally:
         os.close(fd)

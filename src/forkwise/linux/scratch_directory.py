@@ -30,7 +30,7 @@ def scratch_directory(purpose: str) -> Iterator[str]:
         try:
             yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
 
 
 def create_scratch_directory(purpose: str) -> tuple[str, int]:
@@ -41,10 +41,21 @@ def create_scratch_directory(purpose: str) -> tuple[str, int]:
             fd = os.open(path, _DIRECTORY)
         except FileNotFoundError:
             continue  # a garbage collection took it for abandoned, between its creation and its lock
+        except KeyboardInterrupt:
+            _remove(path)
+            raise
         _lock(fd)
         if _is_at(path, fd):
             return path, fd
         os.close(fd)
+
+
+def _remove(path: str) -> None:
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except KeyboardInterrupt:  # of the command: what is left would stay until a garbage collection
+        shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def list_abandoned() -> list[str]:

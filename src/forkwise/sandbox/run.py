@@ -267,11 +267,16 @@ def shell_in_branch(
     """
     command = list(argv) or [os.environ.get("SHELL") or "/bin/sh"]
     keys = (signal.SIGINT, signal.SIGQUIT) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, _ignore_signal) for number in keys}
+    early: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: early.append(number)) for number in keys}
     own = ForkserverClient(own_session=False) if client is None else None
     try:
         process = spawn(branch, command, (0, 1, 2), client=own or client, **{"confinement": "open", **options})
         try:
+            for number in keys:
+                signal.signal(number, _ignore_signal)
+            if early:  # the command did not run yet, so it got none of them
+                raise KeyboardInterrupt
             process.wait()
             done = process.collect(command, None, None)
             return _TIMED_OUT if done.ending == "timeout" else done.returncode

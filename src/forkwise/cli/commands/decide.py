@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from forkwise.cli.options import (
     retest_option,
 )
 from forkwise.cli.quantity import Duration
+from forkwise.cli.stop_signal import find_stop_signal, run_until_stopped
 from forkwise.display.output import Output, command_line, commit_record, printable, repository_records, totals
 
 if TYPE_CHECKING:
@@ -176,8 +176,6 @@ def combine(
     code is 3: choose a side with --prefer. If the tests fail, the exit code is 7. In both cases the fork stays
     undecided. What attempts did with git, such as commits, is not taken, unless all files come from one attempt.
     """
-    import asyncio
-
     from forkwise.cli.private_mounts import enter_to_create
     from forkwise.explore.resume import find_tests
     from forkwise.files.workspace import Workspace
@@ -191,7 +189,7 @@ def combine(
     with open_ledger(workspace) as ledger:
         fork = ledger.fork(ledger.attempt(names[0]).fork)
     by_path = {path: name for path, is_path, name in (word.rpartition("=") for word in prefer) if is_path}
-    result = asyncio.run(
+    result = run_until_stopped(
         combine_attempts(
             workspace,
             names,
@@ -369,7 +367,7 @@ def wait(name: str, timeout_s: float | None, notify: float | None, directory: Pa
         try:
             found = wait_for_end(ledger, fork, timeout_s)
         except KeyboardInterrupt:
-            raise StoppedBySignalError(signal.SIGINT, f"fork {fork} is not affected") from None
+            raise StoppedBySignalError(find_stop_signal(), f"fork {fork} is not affected") from None
         if found is None:
             return _print_unfinished(ledger.fork(fork), directory, output)
         code = _print_end(ledger, *found, directory, output)

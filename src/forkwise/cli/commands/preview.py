@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Commands, StoppedBySignalError, Verb, json_option, stream_option, workspace_option
+from forkwise.cli.stop_signal import find_stop_signal
 from forkwise.display.columns import Fit
 from forkwise.display.output import Output, command_line
 from forkwise.errors import ForkNotFoundError
@@ -142,7 +142,7 @@ def _wait_while(is_running: Callable[[], bool]) -> None:
         while is_running():
             select.select([], [], [], _CHECK_S)
     except KeyboardInterrupt:
-        raise StoppedBySignalError(signal.SIGINT, "what runs in the branches is not affected") from None
+        raise StoppedBySignalError(find_stop_signal(), "what runs in the branches is not affected") from None
 
 
 def _follow(workspace: Workspace, fork: str, inner_port: int | None, screen: _Screen) -> None:

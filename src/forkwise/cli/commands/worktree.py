@@ -185,11 +185,19 @@ def _read_event() -> dict[str, Any]:
 def _text(event: dict[str, Any], *names: str) -> str | None:
     for name in names:
         value = event.get(name)
-        if value is not None and (not isinstance(value, str) or not value or "\0" in value):
-            raise click.UsageError(f"{name} in the event is not a text")
+        if value is not None and (not isinstance(value, str) or not value or not _is_path(value)):
+            raise click.UsageError(f"{name} in the event is not a text that can be a path")
         if value is not None:
             return str(value)
     return None
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a text can be passed to the kernel as a path: half a surrogate pair, as JSON allows, cannot."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _create(event: dict[str, Any]) -> Worktree:
@@ -200,7 +208,11 @@ def _create(event: dict[str, Any]) -> Worktree:
     path = _text(event, "worktree_path")
     if name is None and path is None:
         raise click.UsageError("the event has no name")
-    target = os.path.abspath(path) if path is not None else default_path(directory, (name or "").replace("/", "+"))
+    target = (
+        os.path.abspath(os.path.join(directory, path))
+        if path is not None
+        else default_path(directory, (name or "").replace("/", "+"))
+    )
     for known in list_worktrees(directory):
         if known.path == target and known.state == "ready":
             return known  # a session that is resumed asks for the same worktree again

@@ -26,7 +26,17 @@ from forkwise.files.store.journal import sync_directories
 from forkwise.linux.process_id import ProcessId, boot_id
 from forkwise.linux.root_identity import RootIdentity
 
-__all__ = ["BASES", "DATA", "IGNORE", "BranchInfo", "DataDirectories", "hold_serving", "is_serving", "read_clock"]
+__all__ = [
+    "BASES",
+    "DATA",
+    "IGNORE",
+    "BranchInfo",
+    "DataDirectories",
+    "hold_serving",
+    "is_serving",
+    "measure_set_back",
+    "read_clock",
+]
 
 #: The directory in a branch's home with the parent's versions of changed files, as they were at the fork.
 BASES = "bases"
@@ -130,10 +140,7 @@ class BranchInfo:
     @property
     def set_back(self) -> int:
         """By how many nanoseconds the machine's clock was set back since the fork, as far as that can be known."""
-        if not self.clock or self.boot != boot_id():
-            return 0
-        step = self.clock - read_clock()
-        return step if step > _CLOCK_NOISE else 0
+        return measure_set_back(self.clock, self.boot, self.forked)
 
     @property
     def forked_at_earliest(self) -> int:
@@ -230,6 +237,20 @@ def read_clock() -> int:
     before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     now = time.time_ns()
     return now - (before + time.clock_gettime_ns(time.CLOCK_BOOTTIME)) // 2
+
+
+def measure_set_back(clock: int, boot: str, moment: int) -> int:
+    """Return by how many nanoseconds the machine's clock was set back since a moment, as far as that can be known.
+
+    ``clock`` and ``boot`` are `read_clock` and the boot then. After a restart, the clock was set back if the moment is
+    still to come; then all changes that it hides were made since the restart.
+    """
+    if not clock:
+        return 0
+    now = read_clock()
+    if boot == boot_id():
+        return step if (step := clock - now) > _CLOCK_NOISE else 0
+    return moment - now if moment > time.time_ns() + _CLOCK_NOISE else 0
 
 
 def _check(info: BranchInfo) -> BranchInfo:

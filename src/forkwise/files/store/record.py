@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -84,7 +85,8 @@ class Record:
     entries in the layer that lose or change some by the commit. ``started`` is the time by the filesystem's clock
     before the first step; ``finished`` returns the time after the last one. ``root`` is the workspace's directory; None
     if the target is a branch. ``repository`` is what was done in git repositories, for an undo, ``sentences`` the same
-    for the user. ``data`` are the data directories of servers in which it changed something.
+    for the user. ``data`` are the data directories of servers in which it changed something. ``clock`` and ``boot``
+    are the machine's clock, as in `BranchInfo`, and its boot; 0 and empty for commits of version 0.1.0.
     """
 
     number: int
@@ -111,6 +113,8 @@ class Record:
     repository: list[dict[str, Any]] = field(default_factory=list)
     sentences: list[str] = field(default_factory=list)
     data: list[str] = field(default_factory=list)
+    clock: int = 0
+    boot: str = ""
 
     def commit(self, undone_by: int | None = None) -> Commit:
         """Return the commit as a public value."""
@@ -242,6 +246,8 @@ def _parse(data: dict[str, Any], number: int) -> Record:
     check_text(record.branch, "branch")
     check_time(record.at, "time")
     check_integer(record.started, "start")
+    check_integer(record.clock, "clock", -sys.maxsize, sys.maxsize)
+    check_text(record.boot, "boot")
     check_type(record.durable, bool, "durability")
     if record.undoes is not None:
         check_integer(record.undoes, "undone commit", 1, number - 1)

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from forkwise.errors import CommitError, ConflictError, ForkwiseWarning, StateError
+from forkwise.files.store.branch_info import read_clock
 from forkwise.files.store.document import check_path, check_text, check_type
 from forkwise.files.store.interference import OldEntry, find_interference, find_waiting
 from forkwise.files.store.journal import (
@@ -52,6 +53,7 @@ from forkwise.files.store.record import (
 from forkwise.files.store.state import StateDir, same_mount
 from forkwise.files.store.trash import discard
 from forkwise.linux.lease import Leases
+from forkwise.linux.process_id import boot_id
 from forkwise.linux.trees import NOT_THERE, copy_entry, open_directory, open_root, remove_tree
 from forkwise.progress import report
 
@@ -334,7 +336,7 @@ class Transaction:
         with RecordFile(self.history) as file, Slots(self.target, layer, self.side) as slots:
             if record.root is not None and not record.root.is_open_as(slots.target):
                 raise OSError(errno.ESTALE, "another directory was moved there meanwhile", self.target)
-            record.started = file.opened
+            record.started, record.clock, record.boot = file.opened, read_clock(), boot_id()
             file.write(record)
             if sync:
                 sync_content(record.runs, layer, self.side, [file.fd], [f"{state}/history", state])

@@ -19,6 +19,7 @@ from forkwise.cli.app import (
     suggest_extra,
     workspace_option,
 )
+from forkwise.cli.stop_signal import run_until_stopped
 from forkwise.display.output import Output, printable
 from forkwise.errors import BranchingError
 
@@ -140,7 +141,6 @@ def acp(model: str | None, ask: tuple[str, ...], allow_executable_config: bool) 
     The editor starts this command and talks to it on stdin and stdout. Each chat is a session of the editor; while a
     conversation is forked, each branch is a session too. /fork, /merge and the other commands are typed as prompts.
     """
-    import asyncio
     import stat
 
     require_extra("acp", "forkwise acp")
@@ -154,4 +154,4 @@ def acp(model: str | None, ask: tuple[str, ...], allow_executable_config: bool) 
     enter_to_create(Path.cwd(), None)  # before threads start: only a single thread can enter a namespace
     from forkwise.acp.chat_agent import ChatAgent, serve_stdio
 
-    asyncio.run(serve_stdio(ChatAgent(model=model, ask=ask, allow_executable_config=allow_executable_config)))
+    run_until_stopped(serve_stdio(ChatAgent(model=model, ask=ask, allow_executable_config=allow_executable_config)))

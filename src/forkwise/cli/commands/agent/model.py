@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Commands, has_extra, json_option, require_extra, suggest_extra
+from forkwise.cli.stop_signal import run_until_stopped
 from forkwise.display.output import Output, printable, size_text
 
 if TYPE_CHECKING:
@@ -109,8 +110,6 @@ def ask(prompt: str, schema: Path | None, max_tokens: int, output: Output) -> No
 
     With --schema, the answer is printed as a JSON object when it is complete.
     """
-    import asyncio
-
     from forkwise.local_model import local_model
 
     parsed_schema = _read_schema(schema) if schema is not None else None
@@ -127,7 +126,7 @@ def ask(prompt: str, schema: Path | None, max_tokens: int, output: Output) -> No
     else:
         agent = Agent(local, output_type=NativeOutput(StructuredDict(parsed_schema)), model_settings=settings)
     try:
-        answer = asyncio.run(_answer(agent, prompt, streams=parsed_schema is None and not output.as_json))
+        answer = run_until_stopped(_answer(agent, prompt, streams=parsed_schema is None and not output.as_json))
     except AgentRunError as error:
         raise click.ClickException(f"the local model gave no answer: {error}") from error
     if output.as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from forkwise.cli.app import (
     require_extra,
     workspace_option,
 )
+from forkwise.cli.stop_signal import find_stop_signal, forget_stop_signal, run_until_stopped
 from forkwise.display.columns import Fit
 from forkwise.display.output import Output
 from forkwise.errors import BranchingError, ConversationError, ConversationNotFoundError, LedgerError
@@ -186,8 +188,9 @@ class _Session:
         try:
             self.do(command)
         except KeyboardInterrupt:
-            if not sys.stdin.isatty():
+            if not sys.stdin.isatty() or find_stop_signal() is not signal.SIGINT:
                 raise
+            forget_stop_signal()
             self._report(click.Abort())
         except (BranchingError, OSError, click.ClickException) as error:
             self._report(error)
@@ -349,8 +352,6 @@ class _Session:
             self.output.diff(text)
 
     def _do_combine(self, how: Recombination, *numbers: str) -> None:
-        import asyncio
-
         from forkwise.conversation.flows import leaves
         from forkwise.conversation.talk import RECOMBINATIONS, Answer, recombine, text_of
         from forkwise.conversation.walker import add_combination
@@ -363,19 +364,17 @@ class _Session:
             raise click.UsageError("combine needs at least two leaves")
         model = None if how == "concatenate" else self._agent_model()
         answers = [Answer(f"message {node.id}", text_of(node)) for node in nodes]
-        combination = asyncio.run(_run_and_close(model, lambda: recombine(how, answers, model)))
+        combination = run_until_stopped(_run_and_close(model, lambda: recombine(how, answers, model)))
         if combination.error is not None:
             raise ConversationError(f"{how} gave no verdict: {_shorten(combination.error)}")
         self._print_node(self.walker.go(add_combination(self.talk, nodes, combination.text)))
 
     def _do_prompt(self, *words: str) -> None:
-        import asyncio
-
         text = " ".join(words).strip()
         if not text:
             raise click.UsageError("prompt needs a text")
         self._require_unlocked()
-        self._print_node(asyncio.run(self._prompt(text)))
+        self._print_node(run_until_stopped(self._prompt(text)))
 
     async def _prompt(self, text: str) -> Node:
         """Send a prompt at the current node and move to the answer.

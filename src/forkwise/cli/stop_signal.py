@@ -1,0 +1,148 @@
+"""Stop signals: an interrupt, a termination or a hang-up ends a command in order.
+
+The first one raises KeyboardInterrupt in the main thread, whichever of the three it is. Later ones are ignored: they
+must not interrupt the clean-up. Only the program's entry point installs that.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+__all__ = [
+    "describe_stop_signal",
+    "find_stop_signal",
+    "forget_stop_signal",
+    "ignore_stop_signals",
+    "list_stop_signals",
+    "raise_on_stop_signals",
+    "receive_stop_signal",
+    "restore_stop_signals",
+    "run_until_stopped",
+    "stop_signals_deferred",
+]
+
+T = TypeVar("T")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+_received: list[signal.Signals] = []
+_is_installed = False
+_is_deferred = False
+_is_pending = False  # whether a signal came while they were deferred
+
+
+def raise_on_stop_signals() -> None:
+    """Raise KeyboardInterrupt on the first stop signal from now on, in the main thread, and ignore the others."""
+    global _is_installed
+    _is_installed = True
+    for number in list_stop_signals():
+        signal.signal(number, _raise_once)
+
+
+def restore_stop_signals() -> None:
+    """Install the handlers again, if the program's entry point had, after something else has replaced them."""
+    if _is_installed:
+        raise_on_stop_signals()
+
+
+def ignore_stop_signals() -> None:
+    """Let the process end as it is about to. The handler is a function: programs that it starts don't inherit it."""
+    for number in list_stop_signals() if _is_installed else ():
+        signal.signal(number, _ignore)
+
+
+def list_stop_signals() -> list[signal.Signals]:
+    """List the stop signals that whoever started the process does not want ignored, as ``nohup`` does.
+
+    Only the main thread can handle signals; for others the list is empty.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextmanager
+def stop_signals_deferred() -> Iterator[None]:
+    """Raise for a stop signal that comes during the block only at its end, for work that must not be left half done."""
+    global _is_deferred, _is_pending
+    _is_deferred = True
+    try:
+        yield
+    finally:
+        _is_deferred = False
+        if _is_pending:
+            _is_pending = False
+            raise KeyboardInterrupt
+
+
+def receive_stop_signal(number: signal.Signals) -> bool:
+    """Note a stop signal; return whether it is the first one, on which the command ends."""
+    if _received:
+        return False
+    _received.append(number)
+    return True
+
+
+def find_stop_signal() -> signal.Signals:
+    """Return the signal that raised KeyboardInterrupt."""
+    return _received[0] if _received else signal.SIGINT
+
+
+def describe_stop_signal(number: signal.Signals) -> str:
+    """Return the word for a command that a signal has ended."""
+    return _NAMES[number]
+
+
+def forget_stop_signal() -> None:
+    """Let the next stop signal raise KeyboardInterrupt again, in a session that an interrupt does not end."""
+    _received.clear()
+
+
+def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a new event loop; the first stop signal cancels it, then KeyboardInterrupt is raised."""
+    import asyncio
+
+    try:
+        return asyncio.run(_run_until_stopped(work))
+    except asyncio.CancelledError:
+        if not _received:
+            raise
+        raise KeyboardInterrupt from None
+
+
+async def _run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+
+    def stop(number: signal.Signals) -> None:
+        if receive_stop_signal(number):
+            task.cancel()
+
+    handled = list_stop_signals()
+    for number in handled:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await asyncio.wait([task])
+        return task.result()
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+        restore_stop_signals()  # the event loop has set the default handlers
+
+
+def _raise_once(number: int, _frame: object) -> None:
+    global _is_pending
+    if receive_stop_signal(signal.Signals(number)):
+        if not _is_deferred:
+            raise KeyboardInterrupt
+        _is_pending = True
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """Ignore a signal."""
