@@ -56,7 +56,7 @@ def ignore_stop_signals() -> None:
 
 
 def list_stop_signals() -> list[signal.Signals]:
-    """List the stop signals that whoever started the process does not want ignored, as ``nohup`` does.
+    """List the stop signals that are not ignored, as ``nohup`` has a hang-up ignored.
 
     Only the main thread can handle signals; for others the list is empty.
     """
