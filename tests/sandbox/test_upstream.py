@@ -6,6 +6,7 @@ The upstream is a small proxy on this machine that leads every name to one serve
 from __future__ import annotations
 
 import base64
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ class UpstreamProxy:
     server: int
     answer: bytes = b""
     asked: list[bytes] = field(default_factory=list)
+    extra: bytes = b""
 
     def handle(self, client: socket.socket) -> None:
         with client, suppress(OSError):
@@ -48,7 +50,11 @@ class UpstreamProxy:
                 client.sendall(b"HTTP/1.1 200 OK\r\nX: y\r\n\r\n")
                 self._relay(client)
             else:
-                self._relay(client, head.replace(b"http://www.invalid", b"", 1))
+                length = re.search(rb"Content-Length: (\d+)", head)
+                body = client.recv(int(length[1]), socket.MSG_WAITALL) if length else b""
+                self._relay(client, head.replace(b"http://www.invalid", b"", 1) + body)
+                client.shutdown(socket.SHUT_WR)
+                self.extra += client.recv(9999)
 
     def _handle_socks(self, client: socket.socket) -> None:
         methods = client.recv(client.recv(1)[0])
@@ -112,6 +118,20 @@ def test_plain_http_goes_through_it_with_the_whole_uri(monkeypatch: pytest.Monke
         assert head.startswith(b"GET http://www.invalid/a?b HTTP/1.1\r\nProxy-Authorization: Basic " + LOGIN + b"\r\n")
         assert b"own" not in head
         assert b" 502 " in ask(b"CONNECT www.invalid:443 HTTP/1.1\r\n\r\n"), "http_proxy is for plain HTTP only"
+
+
+def test_what_follows_a_request_does_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a client could ask it for hosts that were never checked."""
+    second = b"GET http://denied.invalid/ HTTP/1.1\r\n\r\n"
+    with run_upstream() as upstream, behind(monkeypatch, {"ALL_PROXY": f"http://127.0.0.1:{upstream.port}"}) as ask:
+        assert ask(b"GET http://www.invalid/a HTTP/1.1\r\n\r\n" + second).endswith(b"GET /a www.invalid\n")
+        head = b"POST http://www.invalid/b HTTP/1.1\r\nContent-Length: 3\r\n\r\n"
+        assert ask(head + b"abc" + second).endswith(b"cba")
+        assert ask(head + b"abc" * 100_000).endswith(b"cba")
+        chunked = b"POST http://www.invalid/c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        ask(chunked + b"0\r\n\r\n" + second)
+    assert [head.split()[0] for head in upstream.asked] == [b"GET", b"POST", b"POST", b"CONNECT"]
+    assert upstream.extra == b""
 
 
 @pytest.mark.parametrize("variable", ["HTTPS_PROXY", "ALL_PROXY"])

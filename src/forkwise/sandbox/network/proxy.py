@@ -479,8 +479,9 @@ class _Connection:
         if self.target.kind == "http":
             request = build_absolute_request(upstream, host, port, self.target.forwarded)
             if request is not None:
-                self.target = self.target._replace(forwarded=request)
-                self._start_relay()
+                forwarded, left = request
+                self.target = self.target._replace(forwarded=forwarded)
+                self._start_relay(most_sent=left)
                 return
         self._dialog = build_dialog(upstream, host, port, self._address)
         self._state = "dialog"
@@ -511,12 +512,12 @@ class _Connection:
             return
         self._start_relay(self._dialog.rest)
 
-    def _start_relay(self, received: bytes = b"") -> None:
+    def _start_relay(self, received: bytes = b"", most_sent: int | None = None) -> None:
         assert self.server is not None
         assert self.target is not None
         self._state = "relay"
         self.flows = (
-            _Flow(self.client, self.server, self.target.forwarded),
+            _Flow(self.client, self.server, self.target.forwarded, most_sent),
             _Flow(self.server, self.client, self.target.greeting + received),
         )
         self.flows[1].moved = -len(self.target.greeting)  # of the proxy itself, not of the server
@@ -532,7 +533,13 @@ class _Connection:
             self.close()
             return
         if self.flows[0].is_done and self.flows[1].is_done:
-            self.close()
+            if self.flows[0].is_limited:
+                self._close_server()
+                self._state = "refused"  # what the client has sent beyond its request
+                self._limit_state(_DRAIN_S)
+                self._drain()
+            else:
+                self.close()
         elif not all(turns_left):
             self.proxy.unfinished.append(self)
 
@@ -613,22 +620,28 @@ class _Connection:
 
 
 class _Flow:
-    """One direction of a connection. ``prefix`` is sent first.
+    """One direction of a connection. ``prefix`` is sent first, and then at most ``limit`` bytes, if that is given.
 
     It has a pipe only while data is in it, so that a connection that waits costs nothing but its two sockets.
     """
 
-    __slots__ = ("_is_at_end", "_pending", "_pipe", "_prefix", "_source", "_target", "is_done", "moved")
+    __slots__ = ("_is_at_end", "_left", "_pending", "_pipe", "_prefix", "_source", "_target", "is_done", "moved")
 
-    def __init__(self, source: socket.socket, target: socket.socket, prefix: bytes) -> None:
+    def __init__(self, source: socket.socket, target: socket.socket, prefix: bytes, limit: int | None = None) -> None:
         self._source = source
         self._target = target
         self._prefix = prefix
+        self._left = limit
         self._pipe: tuple[int, int] | None = None
         self._pending = 0
         self._is_at_end = False
         self.is_done = False
         self.moved = 0
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it ends after a number of bytes, and not with its source."""
+        return self._left is not None
 
     def move(self, pipes: _Pipes) -> bool:
         """Move data until one side blocks. Return False if there may be more, but its turns are used up."""
@@ -652,6 +665,8 @@ class _Flow:
                 elif self._is_at_end:
                     self._target.shutdown(socket.SHUT_WR)
                     self.is_done = True
+                elif self._left == 0:
+                    self.is_done = True
                 else:
                     self._read(source_fd, pipes)
             except BlockingIOError:
@@ -661,12 +676,15 @@ class _Flow:
     def _read(self, source_fd: int, pipes: _Pipes) -> None:
         pipe = pipes.take()
         try:
-            self._pending = os.splice(source_fd, pipe[1], _PIPE_SIZE, flags=_SPLICE_FLAGS)
+            most = _PIPE_SIZE if self._left is None else min(_PIPE_SIZE, self._left)
+            self._pending = os.splice(source_fd, pipe[1], most, flags=_SPLICE_FLAGS)
         except BaseException:
             pipes.give(pipe)
             raise
         if self._pending:
             self._pipe = pipe
+            if self._left is not None:
+                self._left -= self._pending
         else:
             self._is_at_end = True
             pipes.give(pipe)

@@ -140,19 +140,30 @@ def _parse(variable: str, value: str) -> Upstream:
 # What is sent to an upstream, and how its answers are read
 
 
-def build_absolute_request(upstream: Upstream, host: str, port: int, forwarded: bytes) -> bytes | None:
+def build_absolute_request(upstream: Upstream, host: str, port: int, forwarded: bytes) -> tuple[bytes, int] | None:
     """Turn a request for a server into one for an HTTP proxy, which gets the whole URI.
 
-    Returns None if it has to go through a tunnel instead: to a SOCKS proxy, or if the protocol is upgraded.
+    Returns what is known of the request, and how many bytes of its body follow. What the client sends after these must
+    not be passed on: the proxy would take it for another request, to a host that nobody has checked. Returns None if
+    the request has to go through a tunnel instead: to a SOCKS proxy, if the protocol is upgraded, or if its length is
+    not known.
     """
     head, _, rest = forwarded.partition(b"\r\n\r\n")
     line, _, headers = head.partition(b"\r\n")
-    if upstream.scheme != "http" or b"\r\nconnection: upgrade\r\n" in head.lower() + b"\r\n":
+    fields = dict(_split_field(field) for field in headers.split(b"\r\n"))
+    if upstream.scheme != "http" or b"upgrade" in fields or b"transfer-encoding" in fields:
         return None
+    length = int(fields.get(b"content-length", b"0"))
     method, path, version = line.split(b" ", 2)
     uri = b"http://" + _format_authority(host, None if port == _HTTP_PORT else port) + path
     login = _format_login(upstream)
-    return b"%s %s %s\r\n%s%s\r\n\r\n%s" % (method, uri, version, login, headers, rest)
+    request = b"%s %s %s\r\n%s%s\r\n\r\n%s" % (method, uri, version, login, headers, rest[:length])
+    return request, max(0, length - len(rest))
+
+
+def _split_field(field: bytes) -> tuple[bytes, bytes]:
+    name, _, value = field.partition(b":")
+    return name.strip().lower(), value.strip()
 
 
 def _format_authority(host: str, port: int | None) -> bytes:
