@@ -38,6 +38,7 @@ SHARED = {
     "forks",
     "model",
     "resume",
+    "snapshot",
     "trust",
     "walk",
     "worktree",

@@ -70,7 +70,8 @@ def test_the_verbs_there_are() -> None:
     )
     models = ("fetch", "path", "rm", "ask")
     worktrees = ("add", "hook", "list", "mount", "remove")
-    groups = {"port": ("ls",), "branch": branch, "model": models, "worktree": worktrees}
+    snapshots = ("create", "ls", "show", "unpack", "rm", "gc")
+    groups = {"port": ("ls",), "branch": branch, "model": models, "worktree": worktrees, "snapshot": snapshots}
     grouped = {(group, name) for group, names in groups.items() for name in names}
     assert set(VERBS) == {(name,) for name in plain} | grouped
 
@@ -84,8 +85,10 @@ def test_help_teaches(words: tuple[str, ...]) -> None:
     assert all(f"  $ {line}\n" in said for line in verb.example)
     assert all(text in said for text in ("Exit codes:", "130 interrupted"))
     assert ("--json" in said) == (words != ("acp",))  # which speaks a protocol of its own
-    # There is one model for all workspaces; the caller of a hook, and an editor, say which workspace it is for.
-    assert ("--workspace" in said) == (words[0] not in ("model", "acp") and words != ("worktree", "hook"))
+    # There is one model for all workspaces, and a store has snapshots of many; the caller of a hook, and an editor, say
+    # which workspace it is for.
+    is_for_one = words[0] not in ("model", "acp", "snapshot") and words != ("worktree", "hook")
+    assert ("--workspace" in said) == (is_for_one or words == ("snapshot", "create"))
 
 
 def test_help_has_no_traceback_and_needs_no_workspace(command: Callable[..., Any]) -> None:

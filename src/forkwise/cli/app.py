@@ -37,6 +37,7 @@ from forkwise.errors import (
     MountError,
     NamespaceError,
     RetestError,
+    SnapshotNotFoundError,
 )
 
 __all__ = [
@@ -103,6 +104,7 @@ _EXTRAS = {
     "acp": ("acp", "pydantic_ai"),
     "agents": ("pydantic_ai",),
     "local": ("xllamacpp", "pydantic_ai", "openai"),
+    "snapshots": ("blake3", "obstore", "pyfastcdc", "cryptography"),
     "tui": ("textual",),
     "yaml": ("yaml",),
 }
@@ -175,6 +177,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (CommitNotFoundError, Exit.NOT_FOUND),
     (ForkNotFoundError, Exit.NOT_FOUND),
     (ConversationNotFoundError, Exit.NOT_FOUND),
+    (SnapshotNotFoundError, Exit.NOT_FOUND),
     (MountError, Exit.UNAVAILABLE),
     (NamespaceError, Exit.UNAVAILABLE),
     (click.Abort, Exit.INTERRUPTED),
