@@ -1,6 +1,7 @@
 """A disk that records what is written to it: a FUSE file for a loop device, and a log of writes, flushes and marks.
 
-Marks are lines that a scene writes to the file ``mark``, to say how far it is.
+Marks are lines that a scene writes to the file ``mark``, to say how far it is. After a number is written to the file
+``fail``, that many writes and flushes of disks succeed, and all others fail until -1 is written.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def write_image(path: Path, base: Filesystem, writes: Iterator[tuple[int, bytes]
 
 
 class _Recorder(mfusepy.Operations):
-    """The files ``disk0``, ``disk1`` … and ``mark``."""
+    """The files ``disk0``, ``disk1`` …, ``mark`` and ``fail``."""
 
     use_ns = True
 
@@ -106,6 +107,7 @@ class _Recorder(mfusepy.Operations):
         self.disks = {f"/disk{n}": (n, fd) for n, fd in enumerate(disks)}
         self.log = log
         self.ready = ready
+        self.writes_left: int | None = None
 
     def init(self, path: str) -> None:
         os.close(self.ready)
@@ -131,14 +133,25 @@ class _Recorder(mfusepy.Operations):
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         if path == "/mark":
             self._append(b"m", 0, 0, data)
+        elif path == "/fail":
+            self.writes_left = int(data) if int(data) >= 0 else None
         else:
+            self._wear_out()
             disk, fd = self.disks[path]
             os.pwrite(fd, data, offset)
             self._append(b"w", disk, offset, data)
         return len(data)
 
+    def _wear_out(self) -> None:
+        """Fail like a broken disk, if it was told to after so many writes and flushes."""
+        if self.writes_left == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.writes_left is not None:
+            self.writes_left -= 1
+
     def fsync(self, path: str, datasync: int, fh: int) -> int:
         if path in self.disks:
+            self._wear_out()
             self._append(b"f", self.disks[path][0])
         return 0
 

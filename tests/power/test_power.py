@@ -86,6 +86,21 @@ def test_a_power_cut_leaves_the_state_before_or_after(place: tuple[str, str, str
         assert not result["failures"], f"{result['scene']}: {failures}"
 
 
+@pytest.mark.parametrize("operation", ["commit", "undo"])
+@pytest.mark.parametrize("fstype", ["ext4", "xfs"])
+def test_a_failing_disk_is_reported_and_mixes_nothing(fstype: str, operation: str, tmp_path: Path) -> None:
+    """From some write on the disk has only I/O errors; then a disk with its content takes its place."""
+    _need_tools(fstype, "overlay", None)
+    task = {"directory": str(tmp_path), "fstype": fstype, "operation": operation}
+    found = _run({**task, "start": 0, "stop": 32, "step": rounds(8, 1)}, "tests.power.failing_disk")
+    assert {result["state"] for result in found} == {"before", "after"}, found
+    for result in found:
+        assert result["is_own"], result
+        assert result["is_usable"], result
+        assert result["raised"] or result["state"] == "after", f"acknowledged and lost: {result}"
+        assert "could not be rolled back either" in result["raised"] or not result["raised"], result
+
+
 def _need_tools(fstype: str, view: str, state_fstype: str | None) -> None:
     need(os.geteuid() == 0, "mounting a disk needs root")
     need(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse is not usable")
@@ -96,12 +111,12 @@ def _need_tools(fstype: str, view: str, state_fstype: str | None) -> None:
     need(not missing, f"not installed: {', '.join(missing)}")
 
 
-def _run(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run ``tests.power`` in namespaces that end with it; return its results."""
+def _run(task: dict[str, Any], program: str = "tests.power") -> list[dict[str, Any]]:
+    """Run a program in namespaces that end with it; return its results."""
     # Killed with its parent, and with it everything it started and mounted.
     namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     done = subprocess.run(
-        [*namespaces, sys.executable, "-m", "tests.power", json.dumps(task)],
+        [*namespaces, sys.executable, "-m", program, json.dumps(task)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},

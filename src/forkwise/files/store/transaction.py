@@ -127,7 +127,16 @@ class Transaction:
         if isinstance(error, ConflictError) and self.record is not None:
             forget_times(self.record, error.conflicts)
             self.record.save(self.history, sync=self.record.durable)
-        left = recover(self.state_dir, self.target)
+        try:
+            left = recover(self.state_dir, self.target)
+        except CommitError as rollback_error:
+            reason = error.strerror if isinstance(error, OSError) else str(error) or type(error).__name__
+            raise CommitError(
+                f"{self.failure}: {reason}. What it had begun could not be rolled back either, so {self.target} may "
+                "have some of the new files. Repair the disk, or free space on it: the next forkwise command there rolls "
+                f"it back, unless the commit was complete ({rollback_error.__cause__ or rollback_error})",
+                branch=self.branch,
+            ) from error
         changed = f" (except paths that another process changed meanwhile: {', '.join(left)})" if left else ""
         if isinstance(error, ConflictError):
             error.args = (f"{self.failure}, everything is as before{changed}: {error.args[0]}",)
@@ -383,7 +392,11 @@ def recover(state_dir: StateDir, target: str) -> list[str]:
 
     Return the paths that another process replaced since, which are left as they are.
     """
-    with as_commit_error("an interrupted commit could not be rolled back yet; the next operation tries again"):
+    unfinished = (
+        f"{target} may have some of the files of a commit that was interrupted, because it could not be rolled back; "
+        "the next forkwise command there tries again"
+    )
+    with as_commit_error(unfinished):
         number = state_dir.head + 1
         history = state_dir.history(number)
         if not os.path.isdir(history):
