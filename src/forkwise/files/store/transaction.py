@@ -133,8 +133,8 @@ class Transaction:
             reason = error.strerror if isinstance(error, OSError) else str(error) or type(error).__name__
             raise CommitError(
                 f"{self.failure}: {reason}. What it had begun could not be rolled back either, so {self.target} may "
-                "have some of the new files. Repair the disk, or free space on it: the next forkwise command there rolls "
-                f"it back, unless the commit was complete ({rollback_error.__cause__ or rollback_error})",
+                "have some of the new files. Repair the disk, or free space on it: the next forkwise command there "
+                f"rolls it back, unless the commit was complete ({rollback_error.__cause__ or rollback_error})",
                 branch=self.branch,
             ) from error
         changed = f" (except paths that another process changed meanwhile: {', '.join(left)})" if left else ""
