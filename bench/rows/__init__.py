@@ -7,6 +7,7 @@ from collections.abc import Callable
 from bench.line import Line
 from bench.rows.abort import measure_abort
 from bench.rows.agent_streams import measure_agent_streams
+from bench.rows.agents import measure_agents
 from bench.rows.branch import measure_branch
 from bench.rows.chat import measure_chat
 from bench.rows.commit import measure_commit
@@ -46,6 +47,7 @@ ROWS: dict[str, Callable[[Scratch], list[Line]]] = {
     "ledger": measure_ledger,
     "start": measure_start,
     "agent-streams": measure_agent_streams,
+    "agents": measure_agents,
     "modules": measure_modules,
     "conversation": measure_conversation,
     "live-files": measure_live_files,
