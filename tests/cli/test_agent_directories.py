@@ -222,19 +222,33 @@ ADD = "import sqlite3; d = sqlite3.connect('{0}'); {1}; d.execute('CREATE TABLE 
 ADD += "d.execute('INSERT INTO session VALUES (\\'new\\')'); d.commit(); {2}"
 
 
-@pytest.mark.parametrize("case", ["changed", "new", "unclosed", "edited", "in use", "not a database", "link", "loser"])
+SPILL = "d.execute('PRAGMA cache_size=1'); d.execute('BEGIN'); d.executemany('INSERT INTO session VALUES (?)', "
+SPILL += "[('x' * 2000,)] * 500); "
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("changed", "new", "unclosed", "new unclosed", "uncommitted", "torn log", "no log", "journal"),
+        *("edited", "in use", "not a database", "link", "loser"),
+    ],
+)
 def test_a_database_of_sessions_is_kept_whole_or_not_at_all(
     run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     install(home, "opencode")
     path = home / DATABASE
-    if case != "new":
+    if "new" not in case:
         write_rows(path, "old")
     wal, end = "d.execute('PRAGMA journal_mode=WAL')", "d.close()"
-    if case == "unclosed":
-        end = "import os; os._exit(0)"
+    if case in ("unclosed", "new unclosed", "uncommitted", "torn log", "no log", "journal"):
+        end = f"{SPILL if case == 'uncommitted' else ''}import os; os._exit(0)"
     script = f'/usr/bin/python3 -c "{ADD.format(path, wal, end)}"'
     script += {"not a database": f"; echo x > {path}", "link": f"; rm {path}; ln -s /etc/passwd {path}"}.get(case, "")
+    script += {"torn log": f"; head -c 3000 /dev/urandom >> {path}-wal", "no log": f"; echo x > {path}-wal"}.get(
+        case, ""
+    )
+    script += f"; echo x > {path}-journal" if case == "journal" else ""
     script += "; exit 1" if case == "loser" else ""
     if case in ("edited", "in use"):  # by the user, while the attempt runs: once it has begun
         target = f"{path}-wal" if case == "in use" else str(path)
@@ -252,9 +266,17 @@ def test_a_database_of_sessions_is_kept_whole_or_not_at_all(
     monkeypatch.setenv("SCRIPT", script)
     said = run("run", "--agent", "opencode", "go", code=Exit.NO_WINNER if case == "loser" else 0).stderr
     Path(f"{path}-wal").unlink(missing_ok=True) if case == "in use" else None
-    expected = {"changed": ["old", "new"], "new": ["new"], "edited": ["old", "mine"]}.get(case, ["old"])
+    kept = {"changed", "unclosed", "uncommitted", "torn log"}
+    expected = {"new": ["new"], "new unclosed": ["new"], "edited": ["old", "mine"]}.get(
+        case, ["old", "new"] if case in kept else ["old"]
+    )
     assert read_rows(path) == expected
-    reasons = {"unclosed": "did not close it", "edited": "changed since the fork", "in use": "changed since the fork"}
+    reasons = {
+        "journal": "did not close it",
+        "no log": "its log is not",
+        "edited": "changed since the fork",
+        "in use": "changed since the fork",
+    }
     reasons |= {"not a database": "not an SQLite database", "link": "symbolic link"}
     assert (reasons.get(case, "were not kept") in said) == (case in reasons)
     assert not path.is_symlink()

@@ -277,6 +277,7 @@ def test_the_own_limit_of_an_agent_is_passed(run: Run, install: Callable[[str, s
     [
         (("--budget", "2usd", "--", "true"), "shell commands do not report any"),
         (("--budget", "2usd", "--agent", "aider", "x"), "agent 'aider' does not report any"),
+        (("--budget", "5ktokens", "--agent", "copilot", "x"), "agent 'copilot' does not report any"),
         (("--attempt-budget", "5m", "--agent", "claude", "x"), "--timeout limits the time of each"),
         (("--budget", "1usd", "--budget", "2usd", "--agent", "claude", "x"), "given twice in usd"),
         (("--budget", "2eur", "--agent", "claude", "x"), "is not an amount such as 30m, 2usd or 500ktokens"),
@@ -287,7 +288,7 @@ def test_the_own_limit_of_an_agent_is_passed(run: Run, install: Callable[[str, s
 def test_budgets_that_could_end_nothing(
     run: Run, install: Callable[[str, str], None], words: tuple[str, ...], message: str
 ) -> None:
-    for name in ("claude", "aider"):
+    for name in ("claude", "aider", "copilot"):
         install(name, "exit 1")
     result = run("run", *words, code=2)
     assert message in result.stderr
@@ -468,6 +469,8 @@ def test_the_list_of_agents(
     (project / "bin/codex").chmod(0o755)
     (home / ".codex").mkdir()
     (home / ".codex/auth.json").write_text("{}")
+    (home / ".config/forkwise").mkdir(parents=True)
+    (home / ".config/forkwise/agents.toml").write_text("[qwen]\nuntested = true\n")
     run("run", "--agent", "claude", "fix it")
     found = {agent["name"]: agent for agent in ask("agents")["agents"]}
     assert found["claude"]["version"] == "2.1.7"
@@ -475,7 +478,7 @@ def test_the_list_of_agents(
     assert found["claude"]["last_used"] is not None
     assert (found["codex"]["login"], found["codex"]["version"], found["codex"]["last_used"]) == ("file", None, None)
     assert not (home / "codex-ran").exists()  # it is inside the workspace, where an attempt may have put it
-    assert found["qwen"]["untested"]
+    assert [name for name, agent in found.items() if agent["untested"]] == ["qwen"]
     assert found["qwen"]["program"] is None
     text = run("agents").stdout
     assert "npm install -g @qwen-code/qwen-code" in text

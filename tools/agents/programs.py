@@ -15,11 +15,11 @@ NPM = {
     "codex": ("@openai/codex",),
     "gemini": ("@google/gemini-cli",),
     "opencode": ("opencode-ai",),
+    "goose": ("@aaif/goose",),
     "qwen": ("@qwen-code/qwen-code",),
     "copilot": ("@github/copilot",),
     "pi": ("@mariozechner/pi-coding-agent",),
     "cn": ("@continuedev/cli",),
-    "cline": ("cline",),
 }
 PIP = {
     "aider": ("aider-chat",),

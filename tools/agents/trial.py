@@ -24,6 +24,7 @@ __all__ = ["SETUPS", "Setup", "Trial", "try_agent"]
 _KEY = "test-key-of-nobody"
 _TEST = "python3 -c 'import calc; assert calc.add(1, 2) == 3'"
 _TIMEOUT_S = 600
+_OWN_STATE = ".local/state/forkwise"
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ SETUPS: dict[str, Setup] = {
         model="gemini-2.5-pro",
     ),
     "opencode": Setup({"ANTHROPIC_API_KEY": _KEY}, {".config/opencode/opencode.json": _OPENCODE}),
+    "goose": Setup(
+        {"GOOSE_PROVIDER": "openai", "GOOSE_MODEL": "scripted", "GOOSE_DISABLE_KEYRING": "1", "OPENAI_HOST": "{url}"}
+        | {"OPENAI_API_KEY": _KEY},
+        has_session=False,
+    ),
     "qwen": Setup(_OPENAI | {"OPENAI_MODEL": "scripted"}),
     "copilot": Setup(
         {"COPILOT_PROVIDER_BASE_URL": "{url}/v1", "COPILOT_PROVIDER_API_KEY": _KEY, "COPILOT_MODEL": "scripted"},
@@ -181,7 +187,7 @@ def try_agent(name: str, path: str, url: str, top: Path, user: int, sources: str
         run("git", "init", "-q")
         run("git", "add", "calc.py")
         run("git", *author, "commit", "-qm", "a function")
-    before = _list_files(home)
+    before = _list_entries(home)
     forkwise = (interpreter() if user and sources else sys.executable, "-c", "from forkwise.cli import main; main()")
     words = [f"--vary=prompt={prompt}" for prompt in PROMPTS]
     words += [f"--model={setup.model}"] if setup.model else []
@@ -189,10 +195,10 @@ def try_agent(name: str, path: str, url: str, top: Path, user: int, sources: str
     port = url.rpartition(":")[2]
     done = run(*forkwise, "best-of", "3", "--agent", name, f"--host-port={port}", *words, "--test", _TEST, "--json")
     problems = _find_problems(done, setup, project)
-    problems += _find_leftovers(load_agents(project)[name], home, _list_files(home) - before, os.fspath(project))
+    problems += _find_leftovers(load_agents(project)[name], home, _list_entries(home) - before, os.fspath(project))
     (place / "output").write_text(f"{done.stdout}\n{done.stderr}")
     said = run(name, "--version")
-    version = re.search(r"\d+\.\d+[\w.-]*\w", said.stdout or said.stderr)
+    version = re.search(r"\b\d+\.\d+\.\d+\b", said.stdout or said.stderr)
     return Trial(name, version[0] if version else "?", "root" if not user else "another user", tuple(problems))
 
 
@@ -221,17 +227,19 @@ def _find_problems(done: subprocess.CompletedProcess[str], setup: Setup, project
     return problems + [f"files beside the fix: {', '.join(dropped)}"] * bool(dropped)
 
 
-def _list_files(directory: Path) -> set[str]:
-    return {os.fspath(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir()}
+def _list_entries(directory: Path) -> set[str]:
+    """List the files and directories in a home directory, without what forkwise itself keeps there."""
+    found = {os.fspath(path.relative_to(directory)) for path in directory.rglob("*")}
+    return {path for path in found if not path.startswith(_OWN_STATE) and not _OWN_STATE.startswith(f"{path}/")}
 
 
 def _find_leftovers(agent: Agent, home: Path, new: set[str], project: str) -> list[str]:
-    """Say which new files in the home directory belong to no kept session, and whether a session was kept."""
+    """Say which new entries of the home directory belong to no kept session, and whether a session was kept."""
     slug = "".join(c if c.isalnum() else "-" for c in project)
     patterns = [
         p.removeprefix("~/").replace("{project}", slug) for p in (*agent.paths.sessions, *agent.paths.databases)
     ]
     sessions = {path for path in new if any(matches(path, pattern) for pattern in patterns)}
     problems = [] if sessions or not patterns else ["no session is kept"]
-    left = sorted(new - sessions)
+    left = sorted(path for path in new - sessions if not any(one.startswith(f"{path}/") for one in sessions))
     return problems + [f"left in the home directory: {', '.join(left[:5])}"] * bool(left)

@@ -45,6 +45,7 @@ MODEL = "model:"
 """What a model has before its name where a shell command could stand too."""
 
 _LATE = ("codex", "gemini", "goose")  # streams with the usage at their end
+_UNCOUNTED = ("copilot", "vibe")  # streams without tokens
 _TAKES_SEVERAL = ("speculate", "tree", "beam")
 _PROGRAM = re.compile(r"[\w./+@%][\w./+@%-]*")
 _OWN = re.compile(r"[A-Z]+_\*")
@@ -219,7 +220,7 @@ class ExploreOptions:
         return min((amount for kind, amount in (*self.budgets, *self.attempt_budgets) if kind == "usd"), default=None)
 
     def _check_spend_budget(self, agents: Mapping[str, Agent]) -> None:
-        silent = [agent.name for agent in agents.values() if agent.stream is None]
+        silent = [agent.name for agent in agents.values() if agent.stream is None or agent.stream in _UNCOUNTED]
         if silent or not agents:
             what = f"agent {silent[0]!r} does" if silent else "shell commands do"
             raise click.UsageError(
