@@ -97,7 +97,7 @@ def test_a_failed_attempt_leaves_nothing_in_them(
         if directory.suffix == ".json":
             directory.write_text("{}")
         else:
-            directory.mkdir(parents=True)
+            directory.mkdir(parents=True, exist_ok=True)
             (directory / "settings.json").write_text("{}")
             (directory / "old").write_text("old")
     before = read_tree(home)

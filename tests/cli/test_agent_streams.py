@@ -469,8 +469,9 @@ def test_the_list_of_agents(
     (project / "bin/codex").chmod(0o755)
     (home / ".codex").mkdir()
     (home / ".codex/auth.json").write_text("{}")
-    (home / ".config/forkwise").mkdir(parents=True)
-    (home / ".config/forkwise/agents.toml").write_text("[qwen]\nuntested = true\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    (home / "config/forkwise").mkdir(parents=True)
+    (home / "config/forkwise/agents.toml").write_text("[qwen]\nuntested = true\n")
     run("run", "--agent", "claude", "fix it")
     found = {agent["name"]: agent for agent in ask("agents")["agents"]}
     assert found["claude"]["version"] == "2.1.7"
