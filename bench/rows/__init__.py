@@ -24,6 +24,7 @@ from bench.rows.network import measure_network
 from bench.rows.preview import measure_preview
 from bench.rows.sandbox import measure_sandbox
 from bench.rows.servers import measure_servers
+from bench.rows.snapshots import measure_snapshots
 from bench.rows.start import measure_start
 from bench.rows.terminal import measure_terminal
 from bench.rows.walk import measure_walk
@@ -52,6 +53,7 @@ ROWS: dict[str, Callable[[Scratch], list[Line]]] = {
     "conversation": measure_conversation,
     "live-files": measure_live_files,
     "diff-report": measure_diff_report,
+    "snapshots": measure_snapshots,
     "abort": measure_abort,
     "live": measure_live,
     "live-fork": measure_live_fork,

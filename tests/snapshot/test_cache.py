@@ -22,6 +22,9 @@ def make_tree(root: Path, directories: int = 150) -> None:
         (root / f"d{number % 10}" / f"e{number}").mkdir(parents=True)
         for name in "abc"[: 3 if number == 13 else 1]:
             (root / f"d{number % 10}" / f"e{number}" / name).write_text(f"{number} {name}\n")
+        (root / f"d{number % 10}" / f"e{number}" / "link").symlink_to(
+            "missing/" * 80
+        )  # so that it has several segments
 
 
 @pytest.fixture
@@ -102,10 +105,10 @@ def test_versions_are_made_from_each_other(wide: Workspace, store: ObjectStore, 
 def test_an_unused_version_becomes_the_next_one(wide: Workspace, store: ObjectStore, tmp_path: Path) -> None:
     cache = SnapshotCache(tmp_path / "cache", max_bytes=LIMIT)
     with cache.unpack(Snapshot.create(wide, store), store) as first:
-        before = {path.name: path.stat().st_ino for path in (first.path / "d3" / "e13").iterdir()}
+        before = {path.name: path.lstat().st_ino for path in (first.path / "d3" / "e13").iterdir()}
     (wide.path / "d3" / "e13" / "a").write_text("changed")
     with cache.unpack(Snapshot.create(wide, store), store) as second:
-        after = {path.name: path.stat().st_ino for path in (second.path / "d3" / "e13").iterdir()}
+        after = {path.name: path.lstat().st_ino for path in (second.path / "d3" / "e13").iterdir()}
         assert not first.path.exists()
         assert (after["b"], after["c"]) == (before["b"], before["c"])
         (wide.path / "d3" / "e13" / "a").write_text("changed again")

@@ -32,8 +32,9 @@ __all__ = [
 #: Entries of one line; a directory with more has several lines.
 LARGEST_LINE = 4096
 
-_SEGMENT = 256 << 10  # bytes after which a segment ends anyway
-_CUT = 64  # one directory in so many ends a segment
+_SMALLEST_SEGMENT = 24 << 10  # bytes from which a path may end a segment
+_LARGEST_SEGMENT = 128 << 10  # bytes after which a segment ends anyway
+_CUT = 4  # one path in so many may end a segment
 _LARGEST_SIZE = 1 << 50
 _LARGEST_TIME = 1 << 63
 _LONGEST_NAME = 255
@@ -116,7 +117,8 @@ def cut_segments(lines: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
     for path, line in lines:
         gathered.append(line)
         size += len(line) + 1
-        if size >= _SEGMENT or crc32(path.encode(errors="surrogateescape")) % _CUT == 0:
+        may_end = size >= _SMALLEST_SEGMENT and crc32(path.encode(errors="surrogateescape")) % _CUT == 0
+        if may_end or size >= _LARGEST_SEGMENT:
             yield b"\n".join(gathered)
             gathered, size = [], 0
     if gathered:

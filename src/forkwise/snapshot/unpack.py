@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from forkwise.errors import StoreError
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Tree", "TreeWriter", "read_tree", "unpack_snapshot"]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOCAL_THREADS = 3
+_LOCAL_THREADS = 2
 _REMOTE_THREADS = 8
 _MOST_ENTRIES = 20_000_000
 _PERMISSIONS = 0o1777  # the set-id bits would grant the rights of another user than before
@@ -137,7 +136,6 @@ class TreeWriter:
         self.store = store
         self.groups: dict[File, tuple[str, str]] = {}
         self.work = Work("")
-        self._lock = threading.Lock()
 
     def write(self, directories: Iterable[Directory]) -> None:
         """Create directories with everything in them, each after the one above it."""
@@ -169,7 +167,10 @@ class TreeWriter:
                 else:
                     pieced.append((path, file))
             self._write_pieced(pieced)
-            self._each([partial(self._write_pack, pack, rows) for pack, rows in packs.items()])
+            self._each_pack(
+                {pack: {piece for _, file in rows for piece in file.pieces} for pack, rows in packs.items()},
+                lambda pack, content: self._write_pack(packs[pack], content),
+            )
             for path, file in linked:
                 self._link(path, file)
 
@@ -177,27 +178,35 @@ class TreeWriter:
         """Return whether a file is the first of its group. One that was read in another state is not of the group."""
         return self.groups.setdefault(file._replace(name=""), (path, file.name)) == (path, file.name)
 
-    def _each(self, jobs: Sequence[Callable[[], None]]) -> None:
+    def _each_pack(self, pieces: dict[str, set[Piece]], use: Callable[[str, memoryview], None]) -> None:
+        """Fetch packs ahead with a few threads, and call ``use`` for each in this one.
+
+        Only one thread creates files: several of them would spend their time waiting for the GIL.
+        """
         threads = _LOCAL_THREADS if self.store.directory is not None else _REMOTE_THREADS
-        if len(jobs) <= 1:
-            for job in jobs:
-                job()
-            return
+        waiting = iter(pieces)
         with ThreadPoolExecutor(threads) as pool:
-            running = [pool.submit(job) for job in jobs]
+            fetched: deque[tuple[str, Future[memoryview]]] = deque()
             try:
-                for one in running:
-                    one.result()
+                for pack in islice(waiting, 2 * threads):
+                    fetched.append((pack, pool.submit(self._fetch, pack, pieces[pack])))
+                while fetched:
+                    pack, content = fetched.popleft()
+                    use(pack, content.result())
+                    for following in islice(waiting, 1):
+                        fetched.append((following, pool.submit(self._fetch, following, pieces[following])))
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def _write_pack(self, pack: str, rows: list[tuple[str, File]]) -> None:
-        """Fetch one pack and create the files whose whole content is in it; without a name, empty files."""
-        pieces = {piece for _, file in rows for piece in file.pieces}
-        content = memoryview(
-            self.store.read_object(pack, lambda raw: check_chunks(self.store, raw, pieces)) if pack else b""
-        )
+    def _fetch(self, pack: str, pieces: set[Piece]) -> memoryview:
+        """Return the content of a pack in which all pieces have their digests; without a name, nothing."""
+        if not pack:
+            return memoryview(b"")
+        return memoryview(self.store.read_object(pack, lambda content: check_chunks(self.store, content, pieces)))
+
+    def _write_pack(self, rows: list[tuple[str, File]], content: memoryview) -> None:
+        """Create the files whose whole content is in one pack, and empty ones."""
         directory, fd = None, -1
         try:
             for path, file in rows:
@@ -233,7 +242,10 @@ class TreeWriter:
                 if piece.digest:
                     places[piece.pack].append((path, file.name, position, piece))
                 position += piece.length
-        self._each([partial(self._fill, pack, rows) for pack, rows in places.items()])
+        self._each_pack(
+            {pack: {piece for _, _, _, piece in rows} for pack, rows in places.items()},
+            lambda pack, content: self._fill(places[pack], content),
+        )
         for path, file in files:
             with closing_fd(self._open(path, file.name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as target:
                 if file.attributes:
@@ -242,9 +254,7 @@ class TreeWriter:
                 os.utime(target, ns=(file.mtime_ns, file.mtime_ns))
             self.work.done += 1
 
-    def _fill(self, pack: str, rows: list[tuple[str, str, int, Piece]]) -> None:
-        pieces = {piece for _, _, _, piece in rows}
-        content = memoryview(self.store.read_object(pack, lambda raw: check_chunks(self.store, raw, pieces)))
+    def _fill(self, rows: list[tuple[str, str, int, Piece]], content: memoryview) -> None:
         for path, name, position, piece in rows:
             with closing_fd(self._open(path, name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as target:
                 _write_all(target, content[piece.offset : piece.offset + piece.length], position)
