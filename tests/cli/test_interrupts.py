@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[list[tuple[str, ...]], tuple[str, ...]]] = {
     "detach": ([], ("run", "--detach", "--", *WORK)),
     "wait": ([("run", "--detach", "--", *WORK)], ("wait", "LAST")),
 }
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FIRST = 8  # calls until the handlers are installed
 
 
@@ -137,11 +138,8 @@ def scenes(tmp_path: Path, server: CommandServer, monkeypatch: pytest.MonkeyPatc
         scene.unmount()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_signal_at_any_moment_leaves_nothing_behind(
-    name: str, number: signal.Signals, scenes: Iterator[Scene]
-) -> None:
+def test_a_signal_at_any_moment_leaves_nothing_behind(name: str, scenes: Iterator[Scene]) -> None:
     scene = next(scenes)
     words = scene.prepare(*COMMANDS[name])
     before = scene.files()
@@ -149,8 +147,9 @@ def test_a_signal_at_any_moment_leaves_nothing_behind(
     assert whole.code == 0, whole.stderr
     scene.check_nothing_left()
     after = scene.files()
-    count = rounds(4, 40)
+    count = rounds(3, 120)
     for moment in range(count):
+        number = SIGNALS[moment % 3]
         scene = next(scenes)
         words = scene.prepare(*COMMANDS[name])
         call = FIRST + (whole.calls - FIRST) * moment // count
