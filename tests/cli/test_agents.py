@@ -241,6 +241,7 @@ def test_users_add_and_workspaces_change(
         ("[helper]\ncomand = []", "unknown key 'comand' in [helper]; known keys: command,"),
         ("[helper]\nenvironment = { A = 1 }", "invalid environment in [helper]"),
         ('[helper]\nlitter = [".helper", "**/*"]', "invalid litter in [helper]"),
+        ('[helper]\nlitter = [".helper\\u0000"]', "invalid litter in [helper]"),
     ],
 )
 def test_a_table_that_is_wrong_is_named(run: Run, tables: Callable[[str, str], Path], text: str, said: str) -> None:

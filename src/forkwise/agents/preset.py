@@ -26,6 +26,7 @@ from forkwise.agents.stream import FORMATS
 from forkwise.config.config_file import AGENTS, ConfigFile, format_ignored, read_user_config, read_workspace_config
 from forkwise.errors import AgentError, ConfigError
 from forkwise.fork.agent_paths import AgentPaths
+from forkwise.git.ignore_rules import is_litter_glob
 
 __all__ = ["Agent", "find_agent", "find_resume_argv", "list_widened", "load_agents"]
 
@@ -359,7 +360,9 @@ def _is_words(value: Any) -> bool:
 
 def _is_litter(value: Any) -> bool:
     """Return whether a value is a list of globs, none of which matches every name."""
-    return _is_words(value) and all(any(set(part) - set("*?") for part in glob.split("/")) for glob in value)
+    return _is_words(value) and all(
+        is_litter_glob(glob) and any(set(part) - set("*?.") for part in glob.split("/")) for glob in value
+    )
 
 
 def _is_command(value: Any) -> bool:

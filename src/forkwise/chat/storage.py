@@ -200,6 +200,8 @@ def copy_chat(
     ``messages`` are those of an open chat; without them, they are read. Raises ConversationError if there is no such
     conversation.
     """
+    if not name.startswith(_PREFIX):
+        raise ConversationError(f"there is no chat {name!r}")
     with open_ledger(Workspace(directory)) as ledger:
         if messages is None:
             messages = list_messages(StoredConversation.load(ledger.conversations, name).conversation)

@@ -21,7 +21,16 @@ from forkwise.errors import ForkwiseWarning, GitError
 if TYPE_CHECKING:
     from forkwise.git.repository import Repository
 
-__all__ = ["GENERATED", "Ignore", "IgnoreRules", "check_ignore", "is_matched", "remember_answers", "select_ignored"]
+__all__ = [
+    "GENERATED",
+    "Ignore",
+    "IgnoreRules",
+    "check_ignore",
+    "is_litter_glob",
+    "is_matched",
+    "remember_answers",
+    "select_ignored",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +86,17 @@ def check_ignore(ignore: object) -> None:
         globs: Any = ignore.litter if isinstance(ignore, IgnoreRules) else ignore
         if not isinstance(globs, list | tuple) or not all(isinstance(glob, str) and glob.strip("/") for glob in globs):
             raise TypeError(f"the globs of ignore are strings that are not empty, not {globs!r}")
+        if isinstance(ignore, IgnoreRules) and not all(map(is_litter_glob, globs)):
+            raise ValueError(
+                f"the globs of litter have printable characters, but no brackets or backslashes: {globs!r}"
+            )
     elif ignore is not None and not callable(ignore):
         raise TypeError(f"ignore takes 'git', a function or a list of globs, not {ignore!r}")
+
+
+def is_litter_glob(glob: str) -> bool:
+    """Return whether a glob of litter is valid: one that means the same to git, which is asked for tracked files."""
+    return glob.isprintable() and not set(glob) & set("[]\\")
 
 
 def select_ignored(root: str | os.PathLike[str], paths: Iterable[str], ignore: Ignore = "git") -> set[str]:
