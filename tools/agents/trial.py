@@ -167,10 +167,10 @@ def try_agent(name: str, path: str, url: str, top: Path, user: int, sources: str
     env |= {key: value.replace("{url}", url) for key, value in setup.environment.items()}
     env |= {} if sources is None else {"PYTHONPATH": sources, "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, directory: Path = project) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             words,
-            cwd=project,
+            cwd=directory,
             env=env,
             user=user or None,
             group=user or None,
@@ -197,7 +197,7 @@ def try_agent(name: str, path: str, url: str, top: Path, user: int, sources: str
     problems = _find_problems(done, setup, project)
     problems += _find_leftovers(load_agents(project)[name], home, _list_entries(home) - before, os.fspath(project))
     (place / "output").write_text(f"{done.stdout}\n{done.stderr}")
-    said = run(name, "--version")
+    said = run(name, "--version", directory=place)  # some of them do more than that in a repository
     version = re.search(r"\b\d+\.\d+\.\d+\b", said.stdout or said.stderr)
     return Trial(name, version[0] if version else "?", "root" if not user else "another user", tuple(problems))
 
