@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [*(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")), *ROOT.glob("docs/**/*.md")]
 )
-SHOWN = {"text", "mermaid", "json", "toml", "yaml"}
+SHOWN = {"sql", "text", "mermaid", "json", "toml", "yaml"}
 GREETER = {
     "README.md": "# Greeter\n",
     "greeter.py": 'def hello(name):\n    return "Hello, " + name\n',

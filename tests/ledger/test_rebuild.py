@@ -8,14 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forkwise import LedgerError
 from forkwise.ledger.ledger import Ledger
 from forkwise.linux.process_id import ProcessId
 from tests.counts import examples
-from tests.ledger.conftest import IMPLEMENTATIONS
+from tests.ledger.conftest import Build
 from tests.ledger.ledger_scenes import attempt_in, fork_in, picture
 from tests.ledger.test_rules import DEAD
 
@@ -74,14 +74,15 @@ def rooms(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     return lambda: tmp_path_factory.mktemp("room")
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @given(steps=steps)
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_everything_can_be_rebuilt_from_the_events(
-    name: str, rooms: Callable[[], Path], steps: list[tuple[str, int, int]]
+    build_ledger: Build,
+    forget_rows: Callable[[Ledger], None],
+    rooms: Callable[[], Path],
+    steps: list[tuple[str, int, int]],
 ) -> None:
-    opened, forget_rows = IMPLEMENTATIONS[name]
-    with opened(rooms()) as ledger:
+    with build_ledger(rooms()) as ledger:
         for step in steps:
             do(ledger, *step)
         before = picture(ledger)
@@ -97,11 +98,11 @@ def test_everything_can_be_rebuilt_from_the_events(
                 assert happened[about, "resolved"] + happened[about, "aborted"] == 1
 
 
-def test_a_rebuild_repairs_what_another_hand_did(ledger: Ledger, implementation: str) -> None:
+def test_a_rebuild_repairs_what_another_hand_did(ledger: Ledger, forget_rows: Callable[[Ledger], None]) -> None:
     attempt = attempt_in(ledger, fork_in(ledger).id)
     ledger.note_progress(attempt.id, files=3)
     before = picture(ledger)
-    IMPLEMENTATIONS[implementation][1](ledger)
+    forget_rows(ledger)
     fork_in(ledger)
     ledger.rebuild()
     assert [part[1:] for part in picture(ledger)] == before

@@ -13,6 +13,7 @@ from multiprocessing import get_context
 import pytest
 
 from forkwise.ledger.ledger import Ledger
+from forkwise.ledger.sqlite import SqliteLedger
 from tests.ledger.conftest import Open
 from tests.ledger.ledger_scenes import Child, attempt_in, fork_in, picture
 
@@ -98,17 +99,23 @@ def test_threads_share_one_ledger(ledger: Ledger) -> None:
         for done in [pool.submit(work, writer) for writer in range(8)]:
             done.result()
     assert len(ledger.attempts(fork)) == 160
-    assert [e.seq for e in ledger.events()] == list(range(1, 1 + 1 + 3 * 160))
+    assert len(ledger.events()) == 1 + 3 * 160
+    assert_whole(ledger)
 
 
-def test_a_forked_child_holds_nothing_of_its_parents(ledger: Ledger) -> None:
+def test_a_forked_child_holds_nothing_of_its_parents(open_ledger: Open) -> None:
     """It has not even the files: a database open across fork would treat the parent's locks as the child's own."""
 
-    def held() -> list[str]:
-        paths = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if int(n) > 2 and _is_open(n)]
-        return [path for path in paths if str(ledger.directory) in path]
+    def opened() -> list[str]:
+        return [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if int(n) > 2 and _is_open(n)]
 
+    def held() -> list[str]:
+        return [path for path in opened() if str(ledger.directory) in path or path in new]
+
+    before = opened()
+    ledger = open_ledger()
     fork = fork_in(ledger).id
+    new = [path for path in opened() if path.startswith("socket:") and path not in before]
     assert held()
     assert Child(held).result() == []
     assert Child(lambda: [attempt_in(ledger, fork).id]).result() == [f"{fork}.1"]
@@ -148,11 +155,15 @@ def test_forking_while_other_threads_write(ledger: Ledger) -> None:
 
 
 def assert_whole(ledger: Ledger) -> None:
-    """Check that the ledger is consistent: events numbered without a gap, and the state they add up to."""
+    """Check that the ledger is consistent: events numbered in order, and the state they add up to."""
     before = picture(ledger)
-    assert [e.seq for e in ledger.events()] == list(range(1, 1 + len(ledger.events())))
+    numbers = [event.seq for event in ledger.events()]
+    assert numbers == sorted(set(numbers))
     ledger.rebuild()
     assert picture(ledger) == before
+    if not isinstance(ledger, SqliteLedger):
+        return
+    assert numbers == list(range(1, 1 + len(numbers))), "there is a gap"
     with closing(sqlite3.connect(ledger.directory / "ledger.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 

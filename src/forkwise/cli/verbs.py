@@ -15,6 +15,7 @@ from forkwise.cli.commands.export import export
 from forkwise.cli.commands.fork_report import report
 from forkwise.cli.commands.forks import diff, ls, show, watch
 from forkwise.cli.commands.history import du, gc, judges, log, undo
+from forkwise.cli.commands.ledger_copy import ledger
 from forkwise.cli.commands.preview import open_preview, port
 from forkwise.cli.commands.snapshot import snapshot
 from forkwise.cli.commands.trust import trust
@@ -28,4 +29,4 @@ forkwise_command.add_section("Decide", (pick, combine, resume, abort, undo))
 forkwise_command.add_section("Look", (ls, show, watch, wait, open_preview, port, diff, report, export, log, judges))
 forkwise_command.add_section("Branch", (branch, worktree, snapshot))
 forkwise_command.add_section("Agent", (agents, continue_session, chat, acp, walk, model))
-forkwise_command.add_section("Maintenance", (doctor, trust, gc, du, completion))
+forkwise_command.add_section("Maintenance", (doctor, trust, ledger, gc, du, completion))

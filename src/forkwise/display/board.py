@@ -155,7 +155,7 @@ class Board:
             if fork.state != "running" and not is_being_committed:
                 return self.refresh()
             grace -= PACE if is_being_committed else 0.0
-            time.sleep(PACE)
+            self._ledger.wait_for_events(PACE)
 
     def refresh(self) -> ForkRecord:
         """Show what is new, and return the fork as it is now."""

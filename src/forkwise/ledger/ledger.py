@@ -133,6 +133,14 @@ class Ledger(ABC):
         Reading never waits for a writer.
         """
 
+    def wait_for_events(self, pace: float) -> None:
+        """Wait until there may be new events.
+
+        A ledger whose storage announces changes returns with the next one, or after a few seconds; others sleep for
+        ``pace`` seconds.
+        """
+        time.sleep(pace)
+
     @abstractmethod
     def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:
         """Return the newest forks with counts of their attempts, the newest first, in one query.

@@ -544,12 +544,12 @@ def _open_ledger(directory: Path) -> tuple[str, Ledger]:
     If nothing has to be recovered, the code of branches and commits is not loaded, which takes longer than the list.
     """
     from forkwise.files.store.state import StateDir, is_ordinary, locate
-    from forkwise.ledger.sqlite import SqliteLedger
+    from forkwise.ledger.sqlite import open_ledger_of_state
 
     if os.path.isdir(directory) and is_ordinary(directory):
         site = locate(directory)
         if StateDir(site.state, site.state).is_settled:
-            return site.workspace, SqliteLedger(f"{site.state}/ledger")
+            return site.workspace, open_ledger_of_state(site.state)
     workspace, ledger = open_workspace(directory)
     return str(workspace.path), ledger
 

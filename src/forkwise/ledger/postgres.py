@@ -1,0 +1,369 @@
+"""The ledger in a PostgreSQL database, which several machines can share.
+
+All ledgers of a database are in the tables of its schema ``forkwise``. The rows of each are those of its *project*; row
+level security keeps the projects of different roles apart. Writers of one project take turns, so its events are visible
+in the order of their numbers. Every change is announced with NOTIFY. All times that are compared are the server's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from forkwise.errors import LedgerError
+from forkwise.ledger.sql_ledger import Dialect, SqlDatabase, SqlLedger
+from forkwise.linux.process_id import ProcessId
+
+if TYPE_CHECKING:
+    from forkwise.ledger.records import ForkRecord
+
+__all__ = ["SCRIPTS", "PostgresDatabase", "PostgresLedger"]
+
+_TABLES = ("events", "forks", "attempts", "progress", "conversations", "messages", "leases")
+
+#: The migrations, from each version of the tables to the next. A released one is never changed.
+SCRIPTS = (
+    """
+    CREATE TABLE events (
+        project text NOT NULL DEFAULT current_setting('forkwise.project'),
+        seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at double precision NOT NULL, fork text NOT NULL,
+        attempt text, kind text NOT NULL, data text NOT NULL
+    );
+    CREATE INDEX events_of_project ON events (project, seq);
+    CREATE INDEX events_of_fork ON events (project, fork, seq);
+    CREATE TABLE forks (
+        project text NOT NULL DEFAULT current_setting('forkwise.project'),
+        seq bigint PRIMARY KEY, id text NOT NULL, state text NOT NULL, parent text, "commit" bigint, undone bigint,
+        data text NOT NULL, UNIQUE (project, id)
+    );
+    CREATE INDEX forks_by_state ON forks (project, state);
+    CREATE INDEX forks_in_attempt ON forks (project, parent) WHERE parent IS NOT NULL;
+    CREATE TABLE attempts (
+        project text NOT NULL DEFAULT current_setting('forkwise.project'),
+        seq bigint PRIMARY KEY, id text NOT NULL, fork text NOT NULL, key text NOT NULL, round bigint NOT NULL,
+        state text NOT NULL, score double precision, data text NOT NULL,
+        UNIQUE (project, id), UNIQUE (project, fork, key, round)
+    );
+    CREATE TABLE progress (
+        project text NOT NULL DEFAULT current_setting('forkwise.project'),
+        attempt text NOT NULL, data text NOT NULL, PRIMARY KEY (project, attempt)
+    );
+    CREATE TABLE conversations (
+        project text NOT NULL DEFAULT current_setting('forkwise.project'),
+        id text NOT NULL, updated double precision NOT NULL, data text NOT NULL, PRIMARY KEY (project, id)
+    );
+    CREATE TABLE messages (
+        project text NOT NULL DEFAULT current_setting('forkwise.project'),
+        conversation text NOT NULL, node bigint NOT NULL, parent bigint NOT NULL, awaits text NOT NULL,
+        message text NOT NULL, results text, PRIMARY KEY (project, conversation, node)
+    );
+    CREATE TABLE leases (
+        project text NOT NULL DEFAULT current_setting('forkwise.project'),
+        owner text NOT NULL, until timestamptz NOT NULL, PRIMARY KEY (project, owner)
+    );
+    CREATE TABLE access (project text NOT NULL, role name NOT NULL, PRIMARY KEY (project, role));
+    CREATE FUNCTION may_use(wanted text, who name) RETURNS boolean STABLE SECURITY DEFINER
+        SET search_path = forkwise, pg_temp LANGUAGE sql AS $$
+        SELECT NOT EXISTS (SELECT FROM access WHERE project = wanted)
+            OR EXISTS (SELECT FROM access WHERE project = wanted AND pg_has_role(who, role, 'member'))
+    $$;
+    """
+    + "\n".join(
+        f"""
+    ALTER TABLE {table} ENABLE ROW LEVEL SECURITY;
+    ALTER TABLE {table} FORCE ROW LEVEL SECURITY;
+    CREATE POLICY own_project ON {table} USING (
+        project = current_setting('forkwise.project', true) AND (SELECT may_use(project, current_user))
+    );
+    """
+        for table in _TABLES
+    ),
+)
+#: The channel that announces changes; the payload is the project.
+CHANNEL = "forkwise"
+
+_OWN = "project = current_setting('forkwise.project')"
+_DIALECT = Dialect(own=f"{_OWN} AND", key="project, ", no_limit=None, label="first.data")
+_LOCK_SPACE = 0x666B77  # of advisory locks: those of another program have other numbers
+_CONNECT_TIMEOUT_S = 10
+_LOCK_TIMEOUT_S = 60
+_PATIENCE_S = 30.0  # with a server that is being restarted
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_LONGEST_WAIT_S = 2.0  # for a notice: the state of an owner changes without one
+_LEASE_S = 60
+_RENEWAL_S = 15.0
+
+
+class PostgresLedger(SqlLedger):
+    """The ledger of one project in a PostgreSQL database.
+
+    ``url`` is a connection string of libpq, such as ``postgresql://host/database``. ``directory`` is on this machine:
+    it holds the output of attempts and what they changed. Processes of several machines can share the ledger. The owner
+    of a running fork holds a lease: if it is not renewed for a minute, the fork counts as interrupted on the other
+    machines.
+    """
+
+    def __init__(self, url: str, directory: str | os.PathLike[str], project: str) -> None:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        self._postgres = PostgresDatabase(url, project)
+        super().__init__(directory, self._postgres, _DIALECT)
+        self._lease: _Lease | None = None
+
+    def close(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+        super().close()
+
+    def wait_for_events(self, pace: float) -> None:
+        self._postgres.wait_for_notice(max(pace, _LONGEST_WAIT_S))
+
+    def _append(self, fork: str, attempt: str | None, kind: str, /, **data: Any) -> None:
+        super()._append(fork, attempt, kind, **data)
+        self._postgres.announce()
+        if data.get("owner") == ProcessId.current().dump() and self._lease is None:
+            self._lease = _Lease(self._postgres)
+
+    def _add_event(self, columns: tuple[float, str, str | None, str, str]) -> int:
+        statement = "INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?) RETURNING seq"
+        [(seq,)] = self._database.rows(statement, columns)
+        return int(seq)
+
+    def _read_label(self, found: Any) -> str | None:
+        with suppress(ValueError, RecursionError):
+            document = json.loads(found or "null")
+            label = document.get("label") if isinstance(document, dict) else None
+            return label if isinstance(label, str) else None
+        return None
+
+    def _load_fork(self, data: object) -> ForkRecord:
+        record = super()._load_fork(data)
+        if record.stored == "running" and record.owner.is_elsewhere and not self._has_lease(record.owner):
+            return replace(record, owner=ProcessId.nobody())
+        return record
+
+    def _has_lease(self, owner: ProcessId) -> bool:
+        query = f"SELECT 1 FROM leases WHERE {_OWN} AND owner = ? AND until > now()"
+        return bool(self._database.rows(query, (_describe_owner(owner),)))
+
+
+def _describe_owner(owner: ProcessId) -> str:
+    return json.dumps(owner.dump())
+
+
+class _Lease:
+    """Says, for a process on this machine, that it is alive: a thread renews the lease until ``close``."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        self._is_over = threading.Event()
+        self._owner = _describe_owner(ProcessId.current())
+        self._pid = os.getpid()
+        self._renew()
+        self._thread = threading.Thread(target=self._run, name="forkwise-lease", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the lease."""
+        self._is_over.set()
+        if os.getpid() == self._pid:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(_RENEWAL_S):
+            with suppress(LedgerError):  # the server is away: the next renewal tries again
+                self._renew()
+
+    def _renew(self) -> None:
+        self._database.rows(
+            f"INSERT INTO leases (owner, until) VALUES (?, now() + interval '{_LEASE_S} s') "
+            "ON CONFLICT (project, owner) DO UPDATE SET until = excluded.until",
+            (self._owner,),
+        )
+
+
+class PostgresDatabase(SqlDatabase):
+    """A connection for the rows of one project. After a restart of the server, it connects again by itself."""
+
+    def __init__(self, url: str, project: str) -> None:
+        self.url = url
+        self.project = project
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._listener: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._transaction: int | None = None
+        self._has_news = False
+        super().__init__()
+        self.rows("SELECT 1")
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self.lock:
+            statement = sql.replace("?", "%s")
+            until = time.monotonic() + _PATIENCE_S
+            pause = _FIRST_PAUSE_S
+            while True:
+                try:
+                    cursor = self._connect().execute(statement.encode(), values)
+                    return cursor.fetchall() if cursor.description else []
+                except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                    # What runs outside of a transaction can be repeated: it reads, or writes the same again.
+                    if not self._is_lost() or self._transaction is not None or time.monotonic() > until:
+                        raise self._explain(error) from error
+                    self.disconnect()
+                    time.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE_S)
+                except (psycopg.Error, UnicodeError) as error:
+                    raise self._explain(error) from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self.lock:
+            self._begin()
+            try:
+                yield
+                self._commit()
+            except BaseException:
+                self._transaction = None
+                with suppress(psycopg.Error, LedgerError):
+                    self._connect().execute("ROLLBACK")
+                raise
+
+    def announce(self) -> None:
+        """Tell other processes, when the transaction is committed, that there are events."""
+        self._has_news = True
+
+    def wait_for_notice(self, timeout: float) -> bool:
+        """Wait until a change of the project is announced; return whether that happened in time.
+
+        A change between two calls counts. The first call returns at once.
+        """
+        try:
+            if self._listener is None or self._listener.closed:
+                self._listener = self._open()
+                self._listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
+                return True
+            for notice in self._listener.notifies(timeout=timeout):
+                if notice.payload == self.project:
+                    return True
+        except psycopg.Error:
+            self._listener = None
+            time.sleep(min(timeout, _LONGEST_PAUSE_S))
+            return True  # what changed meanwhile is not known
+        return False
+
+    def disconnect(self) -> None:
+        for connection in (self._connection, self._listener):
+            if connection is not None:
+                with suppress(psycopg.Error):
+                    connection.close()
+        self._connection = self._listener = None
+
+    def _begin(self) -> None:
+        """Begin a transaction that no other writer of the project interrupts."""
+        if self._transaction is not None:
+            raise LedgerError(f"the ledger {self._place} cannot be used: a transaction is in progress already")
+        self._has_news = False
+        text = sql.SQL("BEGIN; SELECT pg_advisory_xact_lock({}, hashtext({})); SELECT pg_current_xact_id()::text")
+        begin = text.format(_LOCK_SPACE, self.project)
+        try:
+            cursor = self._connect().execute(begin)
+        except psycopg.Error as error:
+            if not self._is_lost():
+                with suppress(psycopg.Error):
+                    self._connect().execute("ROLLBACK")
+                raise self._explain(error) from error
+            self.rows("SELECT 1")  # connects again
+            cursor = self._connect().execute(begin)
+        while cursor.nextset():
+            pass
+        [(number,)] = cursor.fetchall()
+        self._transaction = int(number)
+
+    def _commit(self) -> None:
+        """Commit; if the connection is lost meanwhile, find out what became of it."""
+        number, self._transaction = self._transaction, None
+        notify = sql.SQL("SELECT pg_notify({}, {}); COMMIT" if self._has_news else "COMMIT")
+        try:
+            self._connect().execute(notify.format(CHANNEL, self.project) if self._has_news else notify)
+        except psycopg.Error as error:
+            if not self._is_lost():
+                raise self._explain(error) from error
+            self.disconnect()
+            [(status,)] = self.rows("SELECT pg_xact_status(?::text::xid8)", (str(number),))
+            if status != "committed":
+                raise self._explain(error) from error
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        if self.is_closed:
+            raise LedgerError(f"the ledger {self._place} is closed")
+        if self._connection is None:
+            connection = self._open()
+            try:
+                _migrate(connection, self._place)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _open(self) -> psycopg.Connection[tuple[Any, ...]]:
+        given = conninfo_to_dict(self.url)
+        settings = {"connect_timeout": str(_CONNECT_TIMEOUT_S), "application_name": "forkwise"} | given
+        connection = psycopg.connect(make_conninfo("", **settings), autocommit=True)
+        connection.execute(
+            "SELECT set_config('forkwise.project', %s, false), set_config('search_path', 'forkwise', false), "
+            "set_config('lock_timeout', %s, false)",
+            (self.project, f"{_LOCK_TIMEOUT_S}s"),
+        )
+        return connection
+
+    def _is_lost(self) -> bool:
+        return self._connection is None or self._connection.closed or self._connection.broken
+
+    @property
+    def _place(self) -> str:
+        """The database without the password and the user."""
+        given = conninfo_to_dict(self.url)
+        return f"postgresql://{given.get('host', '')}/{given.get('dbname', '')}"
+
+    def _explain(self, error: Exception) -> LedgerError:
+        reason = str(error).strip().partition("\n")[0]
+        if password := urlsplit(self.url).password if "://" in self.url else None:
+            reason = reason.replace(password, "***")
+        return LedgerError(f"the ledger {self._place} cannot be used: {reason}")
+
+
+def _migrate(connection: psycopg.Connection[tuple[Any, ...]], place: str) -> None:
+    """Bring the schema, which may be missing, to the version of the tables that this forkwise knows."""
+    if _read_version(connection, place) == len(SCRIPTS):
+        return
+    with connection.transaction():
+        connection.execute(sql.SQL("SELECT pg_advisory_xact_lock({}, 0)").format(_LOCK_SPACE))
+        connection.execute("CREATE SCHEMA IF NOT EXISTS forkwise")
+        connection.execute("CREATE TABLE IF NOT EXISTS forkwise.version (number integer NOT NULL)")
+        for version in range(_read_version(connection, place), len(SCRIPTS)):
+            connection.execute(SCRIPTS[version].encode())
+            connection.execute("DELETE FROM forkwise.version")
+            connection.execute("INSERT INTO forkwise.version VALUES (%s)", (version + 1,))
+
+
+def _read_version(connection: psycopg.Connection[tuple[Any, ...]], place: str) -> int:
+    [(is_there,)] = connection.execute("SELECT to_regclass('forkwise.version') IS NOT NULL").fetchall()
+    found = connection.execute("SELECT number FROM forkwise.version").fetchall() if is_there else []
+    version: int = found[0][0] if found else 0
+    if version > len(SCRIPTS):
+        raise LedgerError(
+            f"the ledger {place} was written by a newer forkwise (its tables have version {version}, this forkwise "
+            f"knows {len(SCRIPTS)}): install a newer forkwise"
+        )
+    return version

@@ -1,0 +1,63 @@
+"""A real PostgreSQL server for tests, in a temporary directory, reached through a Unix socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.need import need
+
+__all__ = ["PostgresServer"]
+
+
+class PostgresServer:
+    """A server with an empty database, until ``close``. It can be stopped and started again meanwhile."""
+
+    def __init__(self) -> None:
+        found = [
+            *Path("/usr/lib/postgresql").glob("*/bin/postgres"),
+            *map(Path, filter(None, [shutil.which("postgres")])),
+        ]
+        need(bool(found), "PostgreSQL is not installed")
+        self._programs = found[0].parent
+        self.directory = Path(tempfile.mkdtemp(prefix="forkwise-pg-"))
+        if os.geteuid() == 0:
+            shutil.chown(self.directory, "postgres", "postgres")
+        self.url = f"postgresql:///postgres?host={self.directory}&user=postgres"
+        self._run("initdb", "-D", f"{self.directory}/data", "-A", "trust", "-U", "postgres", "--no-sync")
+        self._server: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        options = ["-D", f"{self.directory}/data", "-k", str(self.directory), "-c", "listen_addresses="]
+        command = self._own(["postgres", *options, "-c", "fsync=off"])
+        self._server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        ask = [str(self._programs / "pg_isready"), "-q", "-h", str(self.directory)]
+        while subprocess.run(ask, check=False).returncode != 0:
+            assert self._server.poll() is None
+
+    def stop(self, number: int = signal.SIGINT) -> None:
+        """Stop it at once, or kill it."""
+        assert self._server is not None
+        self._server.send_signal(number)
+        self._server.wait()
+
+    def close(self) -> None:
+        """Stop it, and remove its files."""
+        if self._server is not None and self._server.poll() is None:
+            self.stop()
+        shutil.rmtree(self.directory)
+
+    def _run(self, *command: str) -> None:
+        subprocess.run(self._own(command), check=True, stdout=subprocess.DEVNULL)
+
+    def _own(self, command: Sequence[str]) -> list[str]:
+        """Return a command that runs as the owner of the data: PostgreSQL refuses to run as root."""
+        switch = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
+        return [*switch, str(self._programs / command[0]), *command[1:]]

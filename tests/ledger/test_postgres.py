@@ -1,0 +1,261 @@
+"""What only a ledger in PostgreSQL has: projects, roles, a server that goes away, notices, leases."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forkwise import LedgerError
+from forkwise.ledger.sqlite import SqliteLedger, open_ledger_of_state
+from forkwise.linux.process_id import ProcessId
+from tests.counts import rounds
+from tests.ledger.ledger_scenes import Child, attempt_in, fork_in, picture
+from tests.ledger.postgres_server import PostgresServer
+
+psycopg = pytest.importorskip("psycopg")
+pytestmark = pytest.mark.integration
+
+from forkwise.ledger import postgres as module  # noqa: E402
+from forkwise.ledger.postgres import PostgresLedger  # noqa: E402
+
+Open = Callable[..., PostgresLedger]
+PAGE = Path(__file__).parents[2] / "docs/ledger.md"
+
+
+@pytest.fixture
+def opened(postgres: PostgresServer, tmp_path: Path) -> Iterator[Open]:
+    """Return a function that opens the ledger of a project, by default one of this test."""
+    with ExitStack() as stack:
+
+        def build(project: str = tmp_path.name, url: str = postgres.url) -> PostgresLedger:
+            return stack.enter_context(PostgresLedger(url, tmp_path / "ledger", project))
+
+        yield build
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """Start a server that the test may stop."""
+    server = PostgresServer()
+    yield server
+    server.close()
+
+
+def test_projects_do_not_see_each_other(opened: Open) -> None:
+    one, other = opened("one"), opened("other")
+    fork = fork_in(one)
+    attempt_in(one, fork.id)
+    assert other.forks() == other.summaries() == other.events() == []
+    with pytest.raises(LedgerError, match="there is no fork"):
+        other.fork(fork.id)
+    one.prune(keep=0)
+    other.rebuild()
+    assert [f.id for f in one.forks()] == [fork.id]
+
+
+def test_a_role_sees_the_projects_it_may_use(opened: Open, postgres: PostgresServer, tmp_path: Path) -> None:
+    project = f"closed {tmp_path.name}"
+    fork = fork_in(opened(project)).id
+    with psycopg.connect(postgres.url, autocommit=True) as admin:
+        admin.execute("CREATE ROLE team_a LOGIN; CREATE ROLE team_b LOGIN")
+        [example] = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        admin.execute(re.sub(r"'shop-[^']*'", f"'{project}'", example))
+        try:
+            mine = opened(project, postgres.url.replace("user=postgres", "user=team_a"))
+            theirs = opened(project, postgres.url.replace("user=postgres", "user=team_b"))
+            assert mine.fork(fork).id == fork
+            assert theirs.forks() == theirs.events() == []
+            with pytest.raises(LedgerError, match="row-level security"):
+                fork_in(theirs)
+            with pytest.raises(LedgerError, match="permission denied"):
+                theirs._database.rows("INSERT INTO access VALUES (?, 'team_b')", (project,))
+            mine.close()
+            theirs.close()
+        finally:
+            for role in ("team_a", "team_b"):
+                admin.execute(f"DROP OWNED BY {role}")
+                admin.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGKILL])
+def test_a_server_that_is_restarted(number: int, own_server: PostgresServer, opened: Open) -> None:
+    ledger = opened(url=own_server.url)
+    fork = fork_in(ledger).id
+    own_server.stop(number)
+    restart = threading.Timer(0.2, own_server.start)
+    restart.start()
+    assert ledger.fork(fork).id == fork
+    restart.join()
+    own_server.stop(number)
+    own_server.start()
+    assert attempt_in(ledger, fork).id == f"{fork}.1"
+    assert len(ledger.events()) == 3
+
+
+def test_a_transaction_that_a_restart_interrupts_is_rolled_back(own_server: PostgresServer, opened: Open) -> None:
+    ledger = opened(url=own_server.url)
+    fork = fork_in(ledger).id
+    before = picture(ledger)
+
+    def change() -> None:
+        with ledger._transaction():
+            ledger._append(fork, None, "judged", verdict={"confidence": 1})
+            own_server.stop()
+            own_server.start()
+            ledger._append(fork, None, "measured", baseline={"summary": "1 passed"})
+
+    with pytest.raises(LedgerError, match="cannot be used"):
+        change()
+    assert picture(ledger) == before
+    assert attempt_in(ledger, fork).id == f"{fork}.1"
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_connection_that_is_lost_with_the_commit(
+    is_committed: bool, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = opened()
+    fork = fork_in(ledger).id
+    execute = psycopg.Connection.execute
+
+    def lose(self: psycopg.Connection, statement: object, *values: object) -> object:
+        if "COMMIT" not in repr(statement):
+            return execute(self, statement, *values)
+        monkeypatch.undo()
+        if is_committed:
+            execute(self, statement, *values)
+        self.close()
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(psycopg.Connection, "execute", lose)
+    if is_committed:
+        assert attempt_in(ledger, fork, started=False).id == f"{fork}.1"
+    else:
+        with pytest.raises(LedgerError, match="closed the connection"):
+            attempt_in(ledger, fork, started=False)
+    assert len(ledger.attempts(fork)) == is_committed
+
+
+def test_writers_that_are_killed_leave_whole_changes(opened: Open, tmp_path: Path) -> None:
+    ledger = opened()
+
+    def work(write_end: int) -> None:
+        mine = opened()
+        while True:
+            fork = fork_in(mine).id
+            os.write(write_end, b".")
+            attempt = attempt_in(mine, fork)
+            mine.end_attempt(attempt.id, "succeeded")
+            mine.resolve(fork, how="first success", winner=attempt.id)
+
+    for round_ in range(rounds(20, 200)):
+        reader, write_end = os.pipe()
+        child = Child(lambda write_end=write_end: work(write_end))
+        for _ in range(1 + round_ % 4):
+            assert os.read(reader, 1) == b"."
+        child.kill()
+        os.close(reader)
+        os.close(write_end)
+        before = picture(ledger)
+        ledger.rebuild()
+        assert picture(ledger) == before
+    assert {fork.state for fork in ledger.forks()} <= {"interrupted", "resolved"}
+
+
+def test_a_change_wakes_who_waits_for_it(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 600.0)
+    watching, writing, other = opened(), opened(), opened("another project")
+    watching.wait_for_events(0.0)  # returns at once
+    fork_in(other)
+    fork = fork_in(writing).id
+    watching.wait_for_events(0.0)
+    assert watching.fork(fork).id == fork
+
+
+def test_an_owner_elsewhere_lives_as_long_as_its_lease(opened: Open) -> None:
+    ledger = opened()
+    away = replace(ProcessId.current(), boot="another", machine="elsewhere", host="elsewhere")
+    fork = fork_in(ledger, owner=away).id
+    assert ledger.fork(fork).state == "interrupted", "it has no lease"
+    lease = "INSERT INTO leases (owner, until) VALUES (?, now() + make_interval(secs => ?))"
+    ledger._database.rows(lease, (module._describe_owner(away), 600))
+    assert ledger.fork(fork).state == "running"
+    assert not ledger.adopt_fork(fork)
+    ledger._database.rows("UPDATE leases SET until = now() - interval '1 s'")
+    assert ledger.adopt_fork(fork)
+    assert ledger.fork(fork).owner == ProcessId.current()
+
+
+def test_the_lease_of_this_process_is_renewed(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RENEWAL_S", 0.01)
+    ledger = opened()
+    fork_in(ledger)
+    ends = "SELECT until FROM leases WHERE owner = ?"
+    owner = (module._describe_owner(ProcessId.current()),)
+    first = ledger._database.rows(ends, owner)
+    while ledger._database.rows(ends, owner) == first:
+        pass
+
+
+def test_a_newer_version_is_refused(own_server: PostgresServer, opened: Open) -> None:
+    opened(url=own_server.url)
+    with psycopg.connect(own_server.url) as connection:
+        connection.execute("UPDATE forkwise.version SET number = 99")
+    with pytest.raises(LedgerError, match="newer forkwise"):
+        opened(url=own_server.url)
+
+
+def test_processes_that_open_a_new_database_at_once(own_server: PostgresServer, opened: Open) -> None:
+    children = [Child(lambda: fork_in(opened(url=own_server.url)).id) for _ in range(4)]
+    made = {child.result() for child in children}
+    assert {fork.id for fork in opened(url=own_server.url).forks()} == made
+
+
+def test_messages_do_not_show_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    url = "postgresql://somebody:s3cret-word@127.0.0.1:1/forkwise?connect_timeout=1"
+    with pytest.raises(LedgerError) as caught:
+        PostgresLedger(url, tmp_path, "p")
+    assert "127.0.0.1" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_ledger_is_copied_there_and_back(opened: Open, tmp_path: Path) -> None:
+    shared = opened()
+    with SqliteLedger(tmp_path / "here") as local, SqliteLedger(tmp_path / "back") as back:
+        for number in range(3):
+            fork = fork_in(local, spec={"n": number}).id
+            attempt = attempt_in(local, fork)
+            local.end_attempt(attempt.id, "succeeded", tail="\0\udcff")
+            with pytest.raises(LedgerError, match="still runs"):
+                shared.copy_from(local)
+            local.resolve(fork, how="pick", winner=attempt.id)
+        assert shared.copy_from(local) == 15
+        assert back.copy_from(shared) == 15
+        assert picture(local) == picture(shared) == picture(back)
+        with pytest.raises(LedgerError, match="not empty"):
+            shared.copy_from(local)
+        assert len(shared.events()) == 15
+
+
+def test_the_environment_names_the_ledger(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORKWISE_LEDGER", postgres.url)
+    with open_ledger_of_state(str(tmp_path / "state-1")) as one, open_ledger_of_state(str(tmp_path / "state-2")) as two:
+        fork = fork_in(one).id
+        assert two.forks() == []
+    monkeypatch.setenv("FORKWISE_PROJECT", "state-1")
+    with open_ledger_of_state(str(tmp_path / "elsewhere")) as same:
+        assert [record.id for record in same.forks()] == [fork]
+    monkeypatch.setenv("FORKWISE_LEDGER", "mysql://x")
+    with pytest.raises(LedgerError, match="PostgreSQL"):
+        open_ledger_of_state(str(tmp_path))
