@@ -179,10 +179,7 @@ def _run_and_report(
                 unfinished.pop("--report", None)
             except (click.ClickException, GitError, OSError) as error:
                 failure = error
-            record = {
-                **_outcome_record(outcome, options, progress, git, exported),
-                "estimate": None if estimate is None else asdict(estimate),
-            }
+            record = _outcome_record(outcome, options, progress, git, exported, estimate)
             _print_outcome(outcome, options, progress, git, exported, record)
         except KeyboardInterrupt:
             state = _describe_decision(progress, options.directory)
@@ -603,6 +600,7 @@ def _outcome_record(
     progress: _Progress,
     git: GitCommit | None,
     exported: Sequence[GitResult],
+    estimate: Estimate | None,
 ) -> dict[str, Any]:
     board = progress.board
     assert board is not None
@@ -618,6 +616,7 @@ def _outcome_record(
         "note": outcome.note,
         "verdict": progress.ledger.fork(outcome.fork or "").verdict,
         "continue": _find_continuation(outcome, options, progress) or None,
+        "estimate": None if estimate is None else asdict(estimate),
         "warnings": list(outcome.warnings),
         "attempts": [attempt_record(row) for row in board.rows()],
     }
