@@ -125,6 +125,11 @@ def test_environment(branch: Branch, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sh(branch, show, confinement=passed) == "none none /main/attempt\n"
 
 
+def test_the_ledger_of_other_machines_is_not_passed_on(branch: Branch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORKWISE_LEDGER", "postgresql:///forkwise?host=/tmp")
+    assert sh(branch, "echo ${FORKWISE_LEDGER-none}") == "none\n"
+
+
 def test_only_its_own_processes_are_seen(branch: Branch) -> None:
     seen = sh(branch, "ls /proc | grep -c '^[0-9]*$'")
     assert int(seen) <= 4

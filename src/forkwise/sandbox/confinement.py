@@ -314,6 +314,8 @@ class Confinement:
         kept = {k: v for k, v in of.items() if self.passed is None or _matches(k, self.passed)}
         if self.drops_secrets:
             kept = {k: v for k, v in kept.items() if not _looks_secret(k, v)}
+        if self.read_only:
+            kept.pop("FORKWISE_LEDGER", None)  # forkwise's own state is hidden, and so is its ledger
         return {**kept, **self.given}
 
     def hidden_paths(self, environment: Mapping[str, str] | None = None) -> list[str]:
