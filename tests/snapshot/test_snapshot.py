@@ -199,6 +199,23 @@ def test_a_deleted_snapshot_and_an_unknown_name(workspace: Workspace, store: Obj
     assert Snapshot.create(workspace, store).files == snapshot.files
 
 
+def test_a_file_that_is_replaced_by_a_large_one_meanwhile(
+    workspace: Workspace, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = os.urandom(3 << 20)
+    real = os.open
+
+    def replace(path: str, *rest: int, **more: int) -> int:
+        if path == "run.sh":
+            monkeypatch.undo()
+            (workspace.path / "run.sh").write_bytes(content)
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", replace)
+    unpack_snapshot(Snapshot.create(workspace, store), store, tmp_path / "out")
+    assert (tmp_path / "out" / "run.sh").read_bytes() == content
+
+
 def test_a_file_that_grows_meanwhile_does_not_fail(workspace: Workspace, store: ObjectStore, tmp_path: Path) -> None:
     is_done = threading.Event()
 

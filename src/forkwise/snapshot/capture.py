@@ -74,7 +74,7 @@ def create_snapshot(source: Workspace | Branch, store: ObjectStore, *, name: str
     _require_outside(root_path, store)
     index_path = f"{source.state}/snapshot-{store.id[:16]}" if isinstance(source, Workspace) else None
     with (
-        locked(source.state_dir.state, shared=True),
+        locked(source.state_dir.state, shared=True) as lock,
         store.writer() as writer,
         closing_fd(open_root(os.path.realpath(root_path))) as root,
     ):
@@ -83,7 +83,7 @@ def create_snapshot(source: Workspace | Branch, store: ObjectStore, *, name: str
         if index.snapshot and not store.has(f"snapshots/{index.snapshot}"):
             index = _TreeIndex()
         with report("Reading the workspace") as work:
-            capture = _Capture(root, writer, index, exclude, work)
+            capture = _Capture(root, writer, index, exclude, work, lock.now())
             capture.scan()
             capture.read()
             snapshot, new_index = capture.store(name, str(source.workspace.path))
@@ -116,14 +116,16 @@ class _Read:
 class _Capture:
     """One snapshot in progress."""
 
-    def __init__(self, root: int, writer: Writer, index: _TreeIndex, exclude: Sequence[str], work: Work) -> None:
+    def __init__(
+        self, root: int, writer: Writer, index: _TreeIndex, exclude: Sequence[str], work: Work, started: int
+    ) -> None:
         self.root = root
         self.writer = writer
         self.index = index
         self.exclude = exclude
         self.work = work
         self.device = os.fstat(root).st_dev
-        self.started = time.time_ns()
+        self.started = started
         self.directories: list[tuple[str, _IndexedDirectory | _Read]] = []
         self.pending: list[tuple[_Read, str, int]] = []
         self.skipped: list[str] = []
@@ -241,6 +243,9 @@ class _Capture:
                 with suppress(FileNotFoundError), closing_fd(open_directory(self.root, read.path)) as directory:
                     file = self.packer.pack_file(directory, name, join(read.path, name))
                     self._keep(read, file)
+        reads = {read.path: read for read, _, _ in self.pending}
+        for path, packed in self.packer.pack_grown():
+            self._keep(reads[path], packed)
 
     def _read_group(self, group: list[tuple[_Read, str, int]]) -> None:
         readers: list[tuple[_Read, str]] = [(read, name) for read, name, _ in group]
@@ -349,6 +354,7 @@ class Packer:
         self.codec = writer.store.codec
         self.known: dict[str, Piece] = {}
         self.unstable: set[str] = set()
+        self._grown: list[tuple[str, str]] = []
         threads = (os.cpu_count() or 1) + 1 if writer.store.directory is not None else _REMOTE_THREADS
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
@@ -447,7 +453,10 @@ class Packer:
             for _ in range(_TRIES):
                 if not stat.S_ISREG(found.st_mode):
                     return None
-                data = _read_whole(fd, min(found.st_size, WHOLE))
+                if found.st_size > WHOLE:
+                    self._grown.append((path.rpartition("/")[0], name))
+                    return None
+                data = _read_whole(fd, found.st_size)
                 after = os.fstat(fd)
                 if after.st_ctime_ns == found.st_ctime_ns and len(data) == found.st_size:
                     return name, data, found, list_attributes(fd)
@@ -458,6 +467,14 @@ class Packer:
             raise _unreadable(path, error) from error
         finally:
             os.close(fd)
+
+    def pack_grown(self) -> Iterator[tuple[str, tuple[File, os.stat_result] | None]]:
+        """Store the files of groups that had become large when they were read; yield each with its directory's path."""
+        with self:
+            for path, name in self._grown:
+                with suppress(FileNotFoundError, NotADirectoryError), closing_fd(open_directory(self.root, path)) as fd:
+                    yield path, self.pack_file(fd, name, join(path, name))
+        self._grown = []
 
     def pack_file(self, directory: int, name: str, path: str) -> tuple[File, os.stat_result] | None:
         """Store a large file in chunks; None if it does not exist any more. Called by the thread that submits."""

@@ -199,6 +199,8 @@ class _Packing:
                         self._note_files(group, packer.pack_group(group))
                         group, size = [], 0
             self._note_files(group, packer.pack_group(group))
+        for path, packed in packer.pack_grown():
+            self._note_files([(path, "")], [packed])
         for touched in scan.touched:
             if touched.is_changed:
                 self._note_directory(root, touched.path, touched.new)

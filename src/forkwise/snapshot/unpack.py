@@ -32,7 +32,7 @@ __all__ = ["Tree", "TreeWriter", "read_tree", "unpack_snapshot"]
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCAL_THREADS = 2
 _REMOTE_THREADS = 8
-_MOST_ENTRIES = 20_000_000
+_MOST_ENTRIES = 5_000_000
 _PERMISSIONS = 0o1777  # the set-id bits would grant the rights of another user than before
 
 
