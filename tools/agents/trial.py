@@ -197,8 +197,9 @@ def try_agent(name: str, path: str, url: str, top: Path, user: int, sources: str
     problems = _find_problems(done, setup, project)
     problems += _find_leftovers(load_agents(project)[name], home, _list_entries(home) - before, os.fspath(project))
     (place / "output").write_text(f"{done.stdout}\n{done.stderr}")
+    env.pop("PYTHONPATH", None)  # packages of another version of Python
     said = run(name, "--version", directory=place)  # some of them do more than that in a repository
-    version = re.search(r"\b\d+\.\d+\.\d+\b", said.stdout or said.stderr)
+    version = re.search(r"(?<![\d.])\d+\.\d+\.\d+", said.stdout or said.stderr)
     return Trial(name, version[0] if version else "?", "root" if not user else "another user", tuple(problems))
 
 
