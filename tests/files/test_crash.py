@@ -18,9 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from forkwise.files.store import transaction
+from forkwise.files.store.record import is_rolled_back
 from forkwise.linux.mountinfo import mounts
 from tests.counts import rounds
 from tests.files.crash_scenes import Nested, OnOverlay, Scene, Stage, Undo, UndoOnOverlay, empty, run_traced
@@ -164,6 +167,30 @@ def test_recovery_of_a_branch_killed(memory: Path) -> None:
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_recovery_with_state_elsewhere_killed(memory: Path, elsewhere: Path, kind: type[Scene]) -> None:
     kill_recovery_everywhere(lambda: kind(memory, root=elsewhere), every=rounds(17, 5))
+
+
+def test_a_recovery_with_state_elsewhere_is_marked_on_the_disk_before_its_files_are_removed(
+    memory: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark and the files are on two filesystems, and a power cut could keep the removal without the mark."""
+    stage = Stage(lambda: Scene(memory, root=elsewhere))
+    assert stage.act(Steps(path="+")).killed
+    calls: list[str] = []
+
+    def note(name: str) -> None:
+        function = getattr(transaction, name)
+
+        def call(*given: Any) -> Any:
+            marked = name != "sync_directories" or any(is_rolled_back(directory) for directory in given[0])
+            calls.extend([name] if marked else [])
+            return function(*given)
+
+        monkeypatch.setattr(transaction, name, call)
+
+    for name in ("mark_rolled_back", "sync_directories", "remove_tree"):
+        note(name)
+    assert stage.judge(finish=True) == "before"
+    assert calls[:3] == ["mark_rolled_back", "sync_directories", "remove_tree"]
 
 
 @pytest.mark.parametrize("kind", [OnOverlay, UndoOnOverlay])

@@ -411,6 +411,8 @@ def recover(state_dir: StateDir, target: str) -> list[str]:
         if record and not is_rolled_back(history):
             left = _roll_back(state_dir, target, history, record)
             mark_rolled_back(history)  # from here on its slots may be deleted
+            if record.stage:  # they are on another filesystem, where that could be on the disk before the mark
+                sync_directories([history])
         _release_locks(history, target)
         _remove_stage(state_dir, target, record, "before")
         if record:
