@@ -11,20 +11,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from forkwise import LedgerError
+from forkwise.ledger import postgres as module
+from forkwise.ledger.postgres import PostgresLedger
 from forkwise.ledger.sqlite import SqliteLedger, open_ledger_of_state
 from forkwise.linux.process_id import ProcessId
 from tests.counts import rounds
 from tests.ledger.ledger_scenes import Child, attempt_in, fork_in, picture
 from tests.ledger.postgres_server import PostgresServer
 
-psycopg = pytest.importorskip("psycopg")
 pytestmark = pytest.mark.integration
-
-from forkwise.ledger import postgres as module  # noqa: E402
-from forkwise.ledger.postgres import PostgresLedger  # noqa: E402
 
 Open = Callable[..., PostgresLedger]
 PAGE = Path(__file__).parents[2] / "docs/ledger.md"
