@@ -143,6 +143,11 @@ def test_release_leaves_plain_files_only(bench: Bench) -> None:
     assert os.listdir(bench.site.state) == []
 
 
+def test_a_branch_that_lost_its_tree_can_be_hidden(bench: Bench) -> None:
+    """A power failure may leave a branch that was never synced without its tree."""
+    assert bench.view.hide(bench.home("lost")) is False
+
+
 def test_special_files_are_left_out_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     (tmp_path / "home").mkdir()

@@ -47,7 +47,8 @@ class WholeView(View):
         return layer_of(home) if os.path.isdir(layer_of(home)) else None
 
     def hide(self, home: str) -> bool:
-        self._unprotect(home)
+        if self.visible_path(home) is not None:  # a power failure may have left a branch without its tree
+            self._unprotect(home)
         # The tree is not a mount, so there is no way to know whether a process has one of its files open for writing.
         return False
 
