@@ -46,6 +46,7 @@ os.environ["XDG_STATE_HOME"] = _STATE
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, and programs that tests start inherit that
     if os.geteuid() != 0:  # the best view may be one that copies; see need_recorded_changes
         config.addinivalue_line("filterwarnings", "ignore:changes that an agent makes in")
 

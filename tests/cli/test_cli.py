@@ -71,7 +71,14 @@ def test_the_verbs_there_are() -> None:
     models = ("fetch", "path", "rm", "ask")
     worktrees = ("add", "hook", "list", "mount", "remove")
     snapshots = ("create", "ls", "show", "unpack", "rm", "gc")
-    groups = {"port": ("ls",), "branch": branch, "model": models, "worktree": worktrees, "snapshot": snapshots}
+    groups = {
+        "ledger": ("copy",),
+        "port": ("ls",),
+        "branch": branch,
+        "model": models,
+        "worktree": worktrees,
+        "snapshot": snapshots,
+    }
     grouped = {(group, name) for group, names in groups.items() for name in names}
     assert set(VERBS) == {(name,) for name in plain} | grouped
 

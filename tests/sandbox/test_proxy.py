@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -323,7 +324,10 @@ def test_a_proxy_that_was_killed_is_replaced(branch: Branch, port: int) -> None:
         network = os.readlink("/proc/self/ns/net")
         proxies = [int(pid) for pid in children if os.readlink(f"/proc/{pid}/ns/net") == network and count_fds(pid) > 5]
         for pid in proxies:
+            ended = os.pidfd_open(pid)
             os.kill(pid, signal.SIGKILL)
+            select.select([ended], [], [])  # until then its sockets still accept connections
+            os.close(ended)
     done = branch.run([sys.executable, "-c", script], confinement=PROXY, text=True)
     assert done.stdout == "200\n", done
 

@@ -1,7 +1,7 @@
 """Edits reported by the kernel: a thread that says which files of a workspace other programs change, as they do.
 
-It is for root, who may watch a filesystem. Its cost is bounded: it reads at intervals, and the kernel drops what does
-not fit into its queue meanwhile.
+It is for root, who may watch a filesystem. Its cost is bounded, whatever happens on the filesystem: it reads at
+intervals, for a small share of a processor, and the kernel drops what does not fit into its queue meanwhile.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["EditWatch"]
 
 _INTERVAL_S = 0.25
-_MOST_READS = 64  # at a time: about as many events as the kernel keeps
+_MOST_CPU_S = 0.05  # at a time
+_SHARE = 0.05  # of a processor
 _MOST_PATHS = 1000
 
 
@@ -75,16 +77,20 @@ class EditWatch:
         pause = select.poll()
         pause.register(self._wake_fd, select.POLLIN)
         is_over = False
+        pause_s = _INTERVAL_S
         while not is_over:
             ready = dict(poll.poll(_INTERVAL_S * 1000 if self._pending else None))
-            # Others of the same edit follow at once. Reading at intervals takes a bounded share of a processor.
-            is_over = self._wake_fd in ready or bool(pause.poll(_INTERVAL_S * 1000))
+            # Others of the same edit follow at once.
+            is_over = self._wake_fd in ready or bool(pause.poll(pause_s * 1000))
+            before = time.thread_time()
             self._read()
+            pause_s = max(_INTERVAL_S, (time.thread_time() - before) / _SHARE)
 
     def _read(self) -> None:
         assert self._watch is not None
         found = self._pending
-        for _ in range(_MOST_READS):
+        until = time.thread_time() + _MOST_CPU_S
+        while time.thread_time() < until:
             paths, is_incomplete = self._watch.read()
             for path in paths:
                 if path and len(found) < _MOST_PATHS and not is_of_git(path):
