@@ -31,7 +31,14 @@ def make_tree(root: Path, directories: int = 150) -> None:
 def wide(tmp_path: Path) -> Workspace:
     """Return a workspace of several segments."""
     make_tree(tmp_path / "wide")
+    for path in (tmp_path / "wide", *(tmp_path / "wide").rglob("*")):
+        set_time(path)
     return Workspace(tmp_path / "wide", state=tmp_path / "state")
+
+
+def set_time(path: Path) -> None:
+    """Set a time that is always the same: how a manifest is cut into segments depends on its content."""
+    os.utime(path, (1_700_000_000, 1_700_000_000), follow_symlinks=False)
 
 
 def test_it_is_unpacked_once(workspace: Workspace, store: ObjectStore, tmp_path: Path) -> None:
@@ -107,11 +114,13 @@ def test_an_unused_version_becomes_the_next_one(wide: Workspace, store: ObjectSt
     with cache.unpack(Snapshot.create(wide, store), store) as first:
         before = {path.name: path.lstat().st_ino for path in (first.path / "d3" / "e13").iterdir()}
     (wide.path / "d3" / "e13" / "a").write_text("changed")
+    set_time(wide.path / "d3" / "e13" / "a")
     with cache.unpack(Snapshot.create(wide, store), store) as second:
         after = {path.name: path.lstat().st_ino for path in (second.path / "d3" / "e13").iterdir()}
         assert not first.path.exists()
         assert (after["b"], after["c"]) == (before["b"], before["c"])
         (wide.path / "d3" / "e13" / "a").write_text("changed again")
+        set_time(wide.path / "d3" / "e13" / "a")
         with cache.unpack(Snapshot.create(wide, store), store) as third:
             assert (third.path / "d3" / "e13" / "b").stat().st_ino == after["b"]
             assert (second.path / "d3" / "e13" / "a").read_text() == "changed"

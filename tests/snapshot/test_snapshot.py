@@ -234,3 +234,14 @@ def test_a_file_that_grows_meanwhile_does_not_fail(workspace: Workspace, store: 
         writer.join()
     unpack_snapshot(snapshot, store, tmp_path / "out")
     assert not snapshot.verify(store)
+
+
+def test_files_that_are_read_again_and_have_the_same_content_are_not_stored_again(
+    workspace: Workspace, store: ObjectStore
+) -> None:
+    first = Snapshot.create(workspace, store)
+    files = [path for path in sorted(workspace.path.rglob("*")) if path.is_file() and not path.is_symlink()]
+    for path in files[::2]:
+        path.chmod(path.stat().st_mode)  # a later ctime
+    second = Snapshot.create(workspace, store)
+    assert (second.tree, second.segments) == (first.tree, first.segments)

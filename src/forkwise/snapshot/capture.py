@@ -222,6 +222,8 @@ class _Capture:
                 read.identities[name] = _identify(found)
             else:
                 self.pending.append((read, name, found.st_size))
+                # If its content is the same after all, it stays where it is.
+                self.packer.known.update({piece.digest: piece for piece in _list_pieces(files.get(name))})
 
     def _skip(self, path: str) -> None:
         if len(self.skipped) < _MOST_LISTED:
@@ -266,9 +268,7 @@ class _Capture:
         """Learn the chunks of the last snapshot, so that moved and copied contents are not stored again."""
         for known in self.index.directories.values():
             for file in _parse_known(known)[1].values():
-                for piece in file.pieces:
-                    if piece.digest:
-                        self.packer.known[piece.digest] = piece
+                self.packer.known.update({piece.digest: piece for piece in _list_pieces(file)})
 
     # Store.
 
@@ -593,6 +593,11 @@ def _parse_known(known: _IndexedDirectory | None) -> tuple[dict[str, list[int]],
     except (ValueError, TypeError, IndexError, DamagedObjectError):
         return {}, {}
     return identities, files
+
+
+def _list_pieces(file: File | None) -> list[Piece]:
+    """List the chunks of a file, without its holes."""
+    return [] if file is None else [piece for piece in file.pieces if piece.digest]
 
 
 def _group(rows: list[tuple[_Read, str, int]]) -> Iterator[list[tuple[_Read, str, int]]]:
