@@ -162,7 +162,7 @@ def test_node_fetch_is_redirected(branch: Branch, address: str, certificate: Pat
         "const t = require('tls'), h = require('http');"
         "const u = new URL(process.env.URL), p = new URL(process.env.HTTPS_PROXY);"
         "h.request({host: p.hostname, port: p.port, method: 'CONNECT', path: u.host}).on('connect', (r, socket) => {"
-        "const c = t.connect({socket, host: u.hostname}, () => c.end('GET /simple/tiny/ HTTP/1.0\\r\\n\\r\\n'));"
+        "const c = t.connect({socket, host: u.hostname}, () => c.write('GET /simple/tiny/ HTTP/1.0\\r\\n\\r\\n'));"
         "c.on('data', d => console.log(d.toString().split('\\n')[0]))}).end()"
     )
     done = branch.run(["node", "-e", through], confinement=confinement, text=True)
