@@ -280,6 +280,32 @@ def test_a_signal_while_modules_are_loaded(name: str, word: str) -> None:
     assert done.stderr == f"forkwise: error: {word}; nothing was changed\n"
 
 
+SWALLOWED = """
+import os, signal, threading
+from forkwise.cli.stop_signal import raise_on_stop_signals
+
+def generate():
+    try:
+        yield
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+
+raise_on_stop_signals()
+try:
+    generator = generate()
+    next(generator)
+    del generator
+    threading.Event().wait(600)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_signal_that_python_swallows_is_sent_again() -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
 def test_a_signal_after_a_commit_says_that_it_stays(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:

@@ -6,7 +6,9 @@ must not interrupt the clean-up. Only the program's entry point installs that.
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+_PAUSE_S = 0.001
 _received: list[signal.Signals] = []
 _is_installed = False
 _is_deferred = False
@@ -39,6 +42,7 @@ def raise_on_stop_signals() -> None:
     """Raise KeyboardInterrupt on the first stop signal from now on, in the main thread, and ignore the others."""
     global _is_installed
     _is_installed = True
+    sys.unraisablehook = _send_again
     for number in list_stop_signals():
         signal.signal(number, _raise_once)
 
@@ -142,6 +146,16 @@ def _raise_once(number: int, _frame: object) -> None:
         if not _is_deferred:
             raise KeyboardInterrupt
         _is_pending = True
+
+
+def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Send a signal again if Python could not raise KeyboardInterrupt for it, because it was closing a generator."""
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+        return
+    number = find_stop_signal()
+    forget_stop_signal()
+    threading.Timer(_PAUSE_S, os.kill, (os.getpid(), number)).start()
 
 
 def _ignore(_number: int, _frame: object) -> None:
