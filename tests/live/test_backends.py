@@ -20,6 +20,7 @@ from forkwise.live.backends.local import DiskBackend, LocalBackend, ReadOnlyBack
 from forkwise.live.backends.memory import StateBackend
 from forkwise.live.deep_agent import create_deep_agent
 from forkwise.live.deps import DeepAgentDeps
+from tests.executed_lines import executed_lines
 from tests.leftovers import processes_about
 from tests.modules.brain import Asked, Brain, call
 
@@ -356,25 +357,8 @@ class TestInMemory:
             overlay = BranchOverlay(parent)
             for n in range(number):
                 overlay.write(f"new/d{n % 7}/{n}", "y")
-            counts.append(_lines_run(lambda o=overlay: o.write("new/d0/last", "z")))  # type: ignore[misc]
+            counts.append(executed_lines(lambda o=overlay: o.write("new/d0/last", "z")))  # type: ignore[misc]
         assert counts[1] <= counts[0] + 10
-
-
-def _lines_run(action: Callable[[], object]) -> int:
-    lines = 0
-
-    def trace(_frame: object, event: str, _arg: object) -> object:
-        nonlocal lines
-        lines += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)  # type: ignore[arg-type]
-    try:
-        action()
-    finally:
-        sys.settrace(before)
-    return lines
 
 
 class TestReadOnly:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,33 +16,14 @@ from forkwise.live.diff.renames import moved_blocks
 from forkwise.live.diff.symbols import MODULE, branch_symbols, symbols_of
 from forkwise.live.diff.tool_calls import diff_tool_calls
 from forkwise.live.judging.judge import MAX_JUDGE_PROMPT_CHARS, build_judge_prompt
+from tests.executed_lines import executed_lines
 from tests.live.fork_scene import Scene, outcome, report_of
-
-
-def steps(work: Callable[[], object]) -> int:
-    """Count the executed lines of forkwise."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal count
-        if "/forkwise/" not in frame.f_code.co_filename:
-            return None
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def must_be_linear(work: Callable[[int], object], size: int) -> None:
     """Assert that twice the input takes about twice the steps."""
     work(1)  # warm up: some work is done once, such as loading a grammar
-    small, large = steps(lambda: work(size)), steps(lambda: work(2 * size))
+    small, large = executed_lines(lambda: work(size)), executed_lines(lambda: work(2 * size))
     assert small > size, "nothing was counted"
     assert large < 2.6 * small, (small, large)
 
@@ -175,7 +154,7 @@ def test_flushing(kind: str, workspace: Workspace) -> None:
         branch = BranchOverlay(parent, f"branch {count}")
         for number in range(count):
             branch.write(f"{count}/{number % 7}/{number}", "new\n")
-        return steps(lambda: branch.flush_to(parent))
+        return executed_lines(lambda: branch.flush_to(parent))
 
     flush(1)
     small, large = flush(100), flush(200)
