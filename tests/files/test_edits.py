@@ -73,6 +73,7 @@ def test_the_kernel_reports_edits_of_others_as_they_happen(workspace: Workspace)
     reports = Reports()
     with closing(EditWatch(workspace, 0, reports.add)) as watch:
         assert watch.is_active
+        assert watch.is_complete
         (workspace.path / "own").write_text("this process, such as its commits")
         shell("echo x > .git/index; echo x > ../beside; echo two > b.txt", workspace.path)
         reports.wait_for("b.txt")
@@ -125,6 +126,7 @@ def test_without_the_right_to_watch_nothing_is_reported(workspace: Workspace, mo
     monkeypatch.setattr("forkwise.files.edits.edit_watch.FileWatch", refuse)
     watch = EditWatch(workspace, 0, lambda paths: None)
     assert not watch.is_active
+    assert not watch.is_complete
     watch.close()
 
 

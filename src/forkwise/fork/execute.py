@@ -341,8 +341,13 @@ async def execute(attempt: Attempt, name: str) -> None:
 
 
 def _note_edits(attempt: Attempt) -> None:
-    """Record what other programs changed in the workspace since the attempt's branch was forked."""
+    """Record what other programs changed in the workspace since the attempt's branch was forked.
+
+    The kernel has reported that already, if it may; except for what a function changed, which runs in this process.
+    """
     branch, fork = attempt.own_branch, attempt.fork
+    if fork.reports_edits and attempt.candidate.argv is not None:
+        return
     with suppress(OSError, BranchingError):  # such as a branch that the candidate dropped: it is only a notice
         is_watched = fork.inside is None and isinstance(branch.parent, Workspace) and is_ordinary(branch.workspace.path)
         if is_watched and (edits := find_edits(branch, fork.record.generation)):

@@ -255,6 +255,7 @@ class Fork:
         self.provider_rules = self.settings.provider_rules or ProviderRules()
         self._limits: dict[str, ProviderLimit] = inside.fork._limits if inside else {}
         self._polling: asyncio.Task[None] | None = None
+        self._edit_watch: EditWatch | None = None
         self._is_over = False
         self.is_detached = False
         self._is_decided_elsewhere = False
@@ -319,8 +320,13 @@ class Fork:
         """Have the kernel report what other programs change in the workspace, if this user may ask for that."""
         with suppress(OSError):  # the workspace was removed: its attempts fail for that reason
             if isinstance(self._parent, Workspace) and self.inside is None and is_ordinary(self._parent.path):
-                watch = EditWatch(self._parent, self.record.generation, self.record_edits)
-                self._open.callback(watch.close)
+                self._edit_watch = EditWatch(self._parent, self.record.generation, self.record_edits)
+                self._open.callback(self._edit_watch.close)
+
+    @property
+    def reports_edits(self) -> bool:
+        """Whether the kernel has reported all that other programs changed in the workspace so far."""
+        return self._edit_watch is not None and self._edit_watch.is_complete
 
     def record_edits(self, paths: Sequence[str]) -> None:
         """Record paths of the workspace that other programs changed. Any thread may call this."""

@@ -45,6 +45,7 @@ class EditWatch:
         self._pending: dict[str, None] = {}
         self._watch: FileWatch | None = None
         self._thread: threading.Thread | None = None
+        self._has_lost = False
         if os.geteuid() != 0:
             return
         with suppress(OSError, AttributeError):  # AttributeError: the C library has no such call
@@ -58,6 +59,11 @@ class EditWatch:
     def is_active(self) -> bool:
         """Whether changes are reported."""
         return self._thread is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether changes are reported, and the kernel has dropped none so far."""
+        return self.is_active and not self._has_lost
 
     def close(self) -> None:
         """Report what is left, and end the thread."""
@@ -92,6 +98,7 @@ class EditWatch:
         until = time.thread_time() + _MOST_CPU_S
         while time.thread_time() < until:
             paths, is_incomplete = self._watch.read()
+            self._has_lost = self._has_lost or is_incomplete
             for path in paths:
                 if path and len(found) < _MOST_PATHS and not is_of_git(path):
                     found[path] = None
