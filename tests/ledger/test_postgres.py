@@ -14,10 +14,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from forkwise import LedgerError
+from forkwise import ForkResolvedError, LedgerError, Speculate, Workspace, abort_attempt, abort_fork
+from forkwise.fork import control, stored_fork
 from forkwise.ledger import postgres as module
 from forkwise.ledger.postgres import PostgresLedger
-from forkwise.ledger.sqlite import SqliteLedger, open_ledger_of_state
+from forkwise.ledger.sqlite import SqliteLedger, open_ledger, open_ledger_of_state
 from forkwise.linux.process_id import ProcessId
 from tests.counts import rounds
 from tests.ledger.ledger_scenes import Child, attempt_in, fork_in, picture
@@ -38,6 +39,12 @@ def opened(postgres: PostgresServer, tmp_path: Path) -> Iterator[Open]:
             return stack.enter_context(PostgresLedger(url, tmp_path / "ledger", project))
 
         yield build
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    (tmp_path / "project").mkdir()
+    return Workspace(tmp_path / "project", state=tmp_path / "state")
 
 
 @pytest.fixture
@@ -169,14 +176,88 @@ def test_writers_that_are_killed_leave_whole_changes(opened: Open, tmp_path: Pat
     assert {fork.state for fork in ledger.forks()} <= {"interrupted", "resolved"}
 
 
-def test_a_change_wakes_who_waits_for_it(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 600.0)
+def test_a_change_wakes_who_waits_for_it(opened: Open) -> None:
     watching, writing, other = opened(), opened(), opened("another project")
-    watching.wait_for_events(0.0)  # returns at once
-    fork_in(other)
-    fork = fork_in(writing).id
-    watching.wait_for_events(0.0)
-    assert watching.fork(fork).id == fork
+    first, second = fork_in(writing).id, fork_in(writing).id
+    with watching.watch_changes(second, ["judged"]) as watch:
+        watch.wait(0.0, 600.0)  # the listener has connected
+        is_awake = threading.Event()
+        thread = threading.Thread(target=lambda: (watch.wait(0.0, 600.0), is_awake.set()))
+        thread.start()
+        foreign = fork_in(other).id
+        other.record_verdict(foreign, {})
+        writing.record_verdict(first, {})
+        writing.record_baseline(second, {})
+        assert not is_awake.is_set()
+        writing.record_verdict(second, {})
+        thread.join()
+
+
+def test_a_watch_survives_a_restart_of_the_server(own_server: PostgresServer, opened: Open) -> None:
+    watching = opened(url=own_server.url)
+    with watching.watch_changes() as watch:
+        watch.wait(0.0, 600.0)
+        own_server.stop(signal.SIGKILL)
+        own_server.start()
+        watch.wait(0.0, 600.0)  # connected again: there may have been changes meanwhile
+        fork_in(opened(url=own_server.url))
+        watch.wait(0.0, 600.0)
+
+
+def test_a_watch_continues_after_a_fork_of_the_process(opened: Open) -> None:
+    watching, writing = opened(), opened()
+    with watching.watch_changes() as watch:
+        watch.wait(0.0, 600.0)
+        assert Child(lambda: fork_in(watching).id).result()
+        watch.wait(0.0, 600.0)
+        watch.wait(0.0, 600.0)  # a new listener has connected
+        fork_in(writing)
+        watch.wait(0.0, 600.0)
+    watching.close()
+    assert "forkwise-listener" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_announcements_of_strangers_only_wake(opened: Open, postgres: PostgresServer) -> None:
+    """Any role may send NOTIFY: whatever it sends, nothing is believed."""
+    watching = opened()
+    with watching.watch_changes("k3f9ab") as watch, psycopg.connect(postgres.url, autocommit=True) as stranger:
+        watch.wait(0.0, 600.0)
+        for payload in ("", " ", "\x1b]0;x\x07", "k3f9ab", "k3f9ab aborted; DROP TABLE x", "é" * 3000):
+            stranger.execute("SELECT pg_notify(%s, %s)", (watching._postgres._channel, payload))
+        watch.wait(0.0, 600.0)
+    assert watching.forks() == []
+
+
+@pytest.mark.parametrize("deed", ["attempt", "fork"])
+def test_a_request_reaches_the_process_that_runs_the_fork(
+    deed: str, workspace: Workspace, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks at intervals: the announcement is what wakes each side."""
+    for name in ("_POLL_INTERVAL", "_LONGEST_INTERVAL", "_WAIT_INTERVAL"):
+        monkeypatch.setattr(control, name, 600.0)
+    monkeypatch.setattr(stored_fork, "_POLL_INTERVAL", 600.0)
+    monkeypatch.setenv("FORKWISE_LEDGER", postgres.url)
+
+    def abort() -> None:
+        with open_ledger(workspace) as ledger, ledger.watch_changes(None, ["started"]) as watch:
+            while not (forks := ledger.forks()) or not any(a.started for a in ledger.attempts(forks[0].id)):
+                watch.wait(0.0, 600.0)
+            if deed == "fork":
+                abort_fork(workspace, forks[0].id)
+            else:
+                abort_attempt(workspace, f"{forks[0].id}.1")
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    explore = Speculate([["sleep", "600"]])
+    if deed == "fork":
+        with pytest.raises(ForkResolvedError):
+            explore(workspace)
+    else:
+        fork = explore(workspace).fork
+        with open_ledger(workspace) as ledger:
+            assert ledger.attempt(f"{fork}.1").state == "cancelled"
+    thread.join()
 
 
 def test_an_owner_elsewhere_lives_as_long_as_its_lease(opened: Open) -> None:

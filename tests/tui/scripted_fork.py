@@ -12,6 +12,7 @@ from forkwise.display.board import Row
 from forkwise.files.branch import Branch
 from forkwise.files.selection import AlignedPath, Choice
 from forkwise.fork.combine import Prepared
+from forkwise.ledger.change_watch import ChangeWatch
 from forkwise.ledger.records import AttemptRecord, AttemptState, ForkRecord
 from forkwise.linux.process_id import ProcessId
 from forkwise.testing.report import TestReport
@@ -53,6 +54,10 @@ class ScriptedFork(ForkModel):
 
     def close(self) -> None:
         """Do nothing: no ledger is open."""
+
+    def watch_changes(self) -> ChangeWatch:
+        """Return a watch without a ledger."""
+        return ChangeWatch()
 
     def now(self) -> float:
         """Return a fixed time."""

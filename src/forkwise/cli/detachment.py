@@ -33,12 +33,14 @@ from forkwise.linux.process_id import ProcessId
 if TYPE_CHECKING:
     from forkwise.cli.explore_options import ExploreOptions
     from forkwise.files.workspace import Workspace
+    from forkwise.ledger.change_watch import ChangeWatch
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import ForkRecord
 
 __all__ = ["Detachment", "detach", "find_exit_code", "wait_for_end"]
 
 _POLL_S = 0.2
+_ANNOUNCED_POLL_S = 1.0  # the end of a process is not announced
 
 
 class Detachment:
@@ -168,21 +170,34 @@ def _run_child(
 
 def wait_for_end(ledger: Ledger, fork: str, timeout_s: float | None) -> tuple[ForkRecord, DetachedRun | None] | None:
     """Wait until nothing runs a fork any more; return it and its detached process, or None after ``timeout_s``."""
+    with ledger.watch_changes() as watch:
+        return _wait_for_end(ledger, watch, fork, timeout_s)
+
+
+def _wait_for_end(
+    ledger: Ledger, watch: ChangeWatch, fork: str, timeout_s: float | None
+) -> tuple[ForkRecord, DetachedRun | None] | None:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    grace = COMMIT_GRACE
+    grace_end: float | None = None
     while True:
         record = ledger.fork(fork)
         run = load_detached_run(ledger.directory, record.id)
         process = run.process if run is not None and run.is_running else record.owner
         is_someone_busy = record.owner.alive or (run is not None and run.is_overruled)
-        is_being_committed = record.stored == "resolved" and record.commit is None and is_someone_busy and grace > 0
-        grace -= _POLL_S if is_being_committed else 0.0
+        is_being_committed = record.stored == "resolved" and record.commit is None and is_someone_busy
+        if is_being_committed:
+            grace_end = time.monotonic() + COMMIT_GRACE if grace_end is None else grace_end
+            is_being_committed = time.monotonic() < grace_end
         if not (record.state == "running" or is_being_committed or (run is not None and run.is_running)):
             return record, run
-        left = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
+        pause = _ANNOUNCED_POLL_S if watch.is_announced else _POLL_S
+        left = pause if deadline is None else min(pause, deadline - time.monotonic())
         if left <= 0:
             return None
-        _sleep_until_end(process, left)
+        if watch.is_announced:
+            watch.wait(0.0, left)
+        else:
+            _sleep_until_end(process, left)
 
 
 def _sleep_until_end(process: ProcessId, timeout_s: float) -> None:

@@ -249,10 +249,11 @@ class _Progress:
 
     async def refresh_forever(self) -> None:
         """Refresh the board until cancelled."""
-        while True:
-            if self.board is not None:
-                self.board.refresh()
-            await asyncio.sleep(PACE)
+        with self.ledger.watch_changes() as watch:
+            while True:
+                if self.board is not None:
+                    self.board.refresh()
+                await watch.wait_async(PACE, 1.0)
 
     def finish(self, *, summary: bool) -> None:
         """Show the last events, and close the board before anything else is printed."""

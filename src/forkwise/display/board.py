@@ -148,14 +148,17 @@ class Board:
 
     def follow(self) -> ForkRecord:
         """Show the fork until it no longer runs and its winner is committed; return its last state."""
-        grace = COMMIT_GRACE
-        while True:
-            fork = self.refresh()
-            is_being_committed = fork.stored == "resolved" and fork.commit is None and fork.owner.alive and grace > 0
-            if fork.state != "running" and not is_being_committed:
-                return self.refresh()
-            grace -= PACE if is_being_committed else 0.0
-            self._ledger.wait_for_events(PACE)
+        grace_end: float | None = None
+        with self._ledger.watch_changes() as watch:
+            while True:
+                fork = self.refresh()
+                if fork.state != "running":
+                    now = time.monotonic()
+                    grace_end = now + COMMIT_GRACE if grace_end is None else grace_end
+                    is_uncommitted = fork.stored == "resolved" and fork.commit is None and fork.owner.alive
+                    if not is_uncommitted or now >= grace_end:
+                        return self.refresh()
+                watch.wait(PACE, 1.0)
 
     def refresh(self) -> ForkRecord:
         """Show what is new, and return the fork as it is now."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from forkwise.config.gc_limits import GcLimits
     from forkwise.files.branch import Branch
     from forkwise.fork.fork import Fork
+    from forkwise.ledger.change_watch import ChangeWatch
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import ForkRecord
 
@@ -41,6 +42,8 @@ __all__ = [
 
 
 _POLL_INTERVAL = 0.25  # seconds
+_LONGEST_INTERVAL = 15.0  # if the ledger announces requests
+_REQUESTS = ("unwanted", "resolved", "aborted")  # events by which other processes end a fork or an attempt
 _WAIT_INTERVAL = 0.05
 _COLLECT_INTERVAL = 86400.0  # between two automatic collections
 _STAMP = "collected"  # in the state directory: the time of the last automatic collection
@@ -48,10 +51,15 @@ _STAMP = "collected"  # in the state directory: the time of the last automatic c
 
 async def poll_requests(fork: Fork) -> None:
     """Cancel all attempts once another process decides the fork, and each attempt that another process aborts."""
+    with fork.ledger.watch_changes(fork.id, _REQUESTS) as watch:
+        await _follow_requests(fork, watch)
+
+
+async def _follow_requests(fork: Fork, watch: ChangeWatch) -> None:
     unwanted: dict[str, str] = {}
     seen = 0
     while True:
-        await asyncio.sleep(_POLL_INTERVAL)
+        await watch.wait_async(_POLL_INTERVAL, _LONGEST_INTERVAL)
         if fork.is_over:
             return
         if is_decided(fork):
@@ -105,13 +113,14 @@ def abort_attempt(
 def _wait_for_end(ledger: Ledger, fork: StoredFork, attempt: str) -> None:
     """Wait until an attempt is over, or the process that ran it has died."""
     deadline = time.monotonic() + PATIENCE
-    while not ledger.attempt(attempt).is_over and fork.record.owner.alive:
-        if time.monotonic() > deadline:
-            raise BranchError(
-                f"attempt {attempt} was not ended within {PATIENCE:g} s by process {fork.record.owner.label}, which "
-                "runs it: try again later, or abort the fork"
-            )
-        time.sleep(_WAIT_INTERVAL)
+    with ledger.watch_changes(fork.id) as watch:
+        while not ledger.attempt(attempt).is_over and fork.record.owner.alive:
+            if time.monotonic() > deadline:
+                raise BranchError(
+                    f"attempt {attempt} was not ended within {PATIENCE:g} s by process {fork.record.owner.label}, "
+                    "which runs it: try again later, or abort the fork"
+                )
+            watch.wait(_WAIT_INTERVAL, 1.0)
 
 
 _OUTER_FORK_OVER = "the fork around it is over"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit
     from forkwise.files.workspace import Workspace
     from forkwise.git.repository_change import RepositoryChange
+    from forkwise.ledger.change_watch import ChangeWatch
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord, ForkRecord
 
@@ -160,6 +161,13 @@ class StoredFork:
         unfinished attempts are recorded as cancelled. ``lost`` says that a process on another machine is dead; for
         processes of this machine that is detected. Raises BranchError after ``PATIENCE`` seconds.
         """
+        with self.ledger.watch_changes() as watch:
+            self._wait_until_idle(watch, lost)
+        for name in self._find_unfinished():
+            with suppress(LedgerError):  # recorded in the meantime
+                self.ledger.end_attempt(name, "cancelled", reason="its process was killed")
+
+    def _wait_until_idle(self, watch: ChangeWatch, lost: bool) -> None:
         deadline = time.monotonic() + PATIENCE
         while self._is_owner_running(lost) and (running := self._find_unfinished() or self._find_retested()):
             if time.monotonic() > deadline:
@@ -172,10 +180,7 @@ class StoredFork:
                 raise BranchError(
                     f"fork {self.id} was decided, but process {owner.label} still runs {', '.join(running)}: {remedy}"
                 )
-            time.sleep(_POLL_INTERVAL)
-        for name in self._find_unfinished():
-            with suppress(LedgerError):  # recorded in the meantime
-                self.ledger.end_attempt(name, "cancelled", reason="its process was killed")
+            watch.wait(_POLL_INTERVAL, 1.0)
 
     def _is_owner_running(self, lost: bool) -> bool:
         owner = self.record.owner

@@ -10,12 +10,13 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from forkwise.errors import ForkNotFoundError, LedgerError
+from forkwise.ledger.change_watch import ChangeWatch
 from forkwise.linux.process_id import ProcessId
 from forkwise.text.redaction import process_redactor
 
@@ -133,13 +134,12 @@ class Ledger(ABC):
         Reading never waits for a writer.
         """
 
-    def wait_for_events(self, pace: float) -> None:
-        """Wait until there may be new events.
+    def watch_changes(self, fork: str | None = None, kinds: Collection[str] = ()) -> ChangeWatch:
+        """Watch for events, of all forks and kinds or only of those given. Watch first, then read, then wait.
 
-        A ledger whose storage announces changes returns with the next one, or after a few seconds; others sleep for
-        ``pace`` seconds.
+        A ledger whose storage announces changes ends a wait with the next one; with others each wait has a fixed time.
         """
-        time.sleep(pace)
+        return ChangeWatch()
 
     @abstractmethod
     def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:

@@ -2,18 +2,22 @@
 
 All ledgers of a database are in the tables of its schema ``forkwise``. The rows of each are those of its *project*; row
 level security keeps the projects of different roles apart. Writers of one project take turns, so its events are visible
-in the order of their numbers. Every change is announced with NOTIFY. All times that are compared are the server's.
+in the order of their numbers. Every change is announced with NOTIFY, on a channel of its project, as the fork and the
+kind of the event. All times that are compared are the server's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import select
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -22,6 +26,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from forkwise.errors import LedgerError
+from forkwise.ledger.change_watch import AnnouncedWatch, ChangeWatch
 from forkwise.ledger.sql_ledger import Dialect, SqlDatabase, SqlLedger
 from forkwise.linux.process_id import ProcessId
 
@@ -90,9 +95,6 @@ SCRIPTS = (
         for table in _TABLES
     ),
 )
-#: The channel that announces changes; the payload is the project.
-CHANNEL = "forkwise"
-
 _OWN = "project = current_setting('forkwise.project')"
 _DIALECT = Dialect(own=f"{_OWN} AND", key="project, ", no_limit=None, label="first.data")
 _LOCK_SPACE = 0x666B77  # of advisory locks: those of another program have other numbers
@@ -100,7 +102,8 @@ _CONNECT_TIMEOUT_S = 10
 _LOCK_TIMEOUT_S = 60
 _PATIENCE_S = 30.0  # with a server that is being restarted
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-_LONGEST_WAIT_S = 2.0  # for a notice: the state of an owner changes without one
+#: Of libpq, for a connection that only receives: without these a peer that vanished is noticed after hours.
+_LISTENER_SETTINGS = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
 _LEASE_S = 60
 _RENEWAL_S = 15.0
 
@@ -126,12 +129,12 @@ class PostgresLedger(SqlLedger):
             self._lease = None
         super().close()
 
-    def wait_for_events(self, pace: float) -> None:
-        self._postgres.wait_for_notice(max(pace, _LONGEST_WAIT_S))
+    def watch_changes(self, fork: str | None = None, kinds: Collection[str] = ()) -> ChangeWatch:
+        return self._postgres.listener.watch(fork, kinds)
 
     def _append(self, fork: str, attempt: str | None, kind: str, /, **data: Any) -> None:
         super()._append(fork, attempt, kind, **data)
-        self._postgres.announce()
+        self._postgres.announce(fork, kind)
         if data.get("owner") == ProcessId.current().dump() and self._lease is None:
             self._lease = _Lease(self._postgres)
 
@@ -200,9 +203,10 @@ class PostgresDatabase(SqlDatabase):
         self.url = url
         self.project = project
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
-        self._listener: psycopg.Connection[tuple[Any, ...]] | None = None
         self._transaction: int | None = None
-        self._has_news = False
+        self._news: set[tuple[str, str]] = set()
+        self._channel = f"forkwise_{hashlib.sha256(project.encode(errors='surrogatepass')).hexdigest()[:32]}"
+        self.listener = _Listener(self)
         super().__init__()
         self.rows("SELECT 1")
 
@@ -219,7 +223,7 @@ class PostgresDatabase(SqlDatabase):
                     # What runs outside of a transaction can be repeated: it reads, or writes the same again.
                     if not self._is_lost() or self._transaction is not None or time.monotonic() > until:
                         raise self._explain(error) from error
-                    self.disconnect()
+                    self._drop_connection()
                     time.sleep(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE_S)
                 except (psycopg.Error, UnicodeError) as error:
@@ -238,41 +242,35 @@ class PostgresDatabase(SqlDatabase):
                     self._connect().execute("ROLLBACK")
                 raise
 
-    def announce(self) -> None:
-        """Tell other processes, when the transaction is committed, that there are events."""
-        self._has_news = True
+    def announce(self, fork: str, kind: str) -> None:
+        """Tell other processes, when the transaction is committed, of an event."""
+        self._news.add((fork, kind))
 
-    def wait_for_notice(self, timeout: float) -> bool:
-        """Wait until a change of the project is announced; return whether that happened in time.
-
-        A change between two calls counts. The first call returns at once.
-        """
+    def open_listener(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """Open a connection that receives the announcements of the project."""
+        connection = self._open(_LISTENER_SETTINGS)
         try:
-            if self._listener is None or self._listener.closed:
-                self._listener = self._open()
-                self._listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
-                return True
-            for notice in self._listener.notifies(timeout=timeout):
-                if notice.payload == self.project:
-                    return True
-        except psycopg.Error:
-            self._listener = None
-            time.sleep(min(timeout, _LONGEST_PAUSE_S))
-            return True  # what changed meanwhile is not known
-        return False
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def disconnect(self) -> None:
-        for connection in (self._connection, self._listener):
-            if connection is not None:
-                with suppress(psycopg.Error):
-                    connection.close()
-        self._connection = self._listener = None
+        self._drop_connection()
+        self.listener.stop()
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                self._connection.close()
+        self._connection = None
 
     def _begin(self) -> None:
         """Begin a transaction that no other writer of the project interrupts."""
         if self._transaction is not None:
             raise LedgerError(f"the ledger {self._place} cannot be used: a transaction is in progress already")
-        self._has_news = False
+        self._news.clear()
         text = sql.SQL("BEGIN; SELECT pg_advisory_xact_lock({}, hashtext({})); SELECT pg_current_xact_id()::text")
         begin = text.format(_LOCK_SPACE, self.project)
         try:
@@ -292,13 +290,14 @@ class PostgresDatabase(SqlDatabase):
     def _commit(self) -> None:
         """Commit; if the connection is lost meanwhile, find out what became of it."""
         number, self._transaction = self._transaction, None
-        notify = sql.SQL("SELECT pg_notify({}, {}); COMMIT" if self._has_news else "COMMIT")
+        notify = sql.SQL("SELECT pg_notify({}, {});")
+        news = [notify.format(self._channel, f"{fork} {kind}") for fork, kind in sorted(self._news)]
         try:
-            self._connect().execute(notify.format(CHANNEL, self.project) if self._has_news else notify)
+            self._connect().execute(sql.SQL(" ").join([*news, sql.SQL("COMMIT")]))
         except psycopg.Error as error:
             if not self._is_lost():
                 raise self._explain(error) from error
-            self.disconnect()
+            self._drop_connection()
             [(status,)] = self.rows("SELECT pg_xact_status(?::text::xid8)", (str(number),))
             if status != "committed":
                 raise self._explain(error) from error
@@ -316,9 +315,9 @@ class PostgresDatabase(SqlDatabase):
             self._connection = connection
         return self._connection
 
-    def _open(self) -> psycopg.Connection[tuple[Any, ...]]:
+    def _open(self, defaults: Mapping[str, str] = MappingProxyType({})) -> psycopg.Connection[tuple[Any, ...]]:
         given = conninfo_to_dict(self.url)
-        settings = {"connect_timeout": str(_CONNECT_TIMEOUT_S), "application_name": "forkwise"} | given
+        settings = {"connect_timeout": str(_CONNECT_TIMEOUT_S), "application_name": "forkwise", **defaults, **given}
         connection = psycopg.connect(make_conninfo("", **settings), autocommit=True)
         connection.execute(
             "SELECT set_config('forkwise.project', %s, false), set_config('search_path', 'forkwise', false), "
@@ -341,6 +340,87 @@ class PostgresDatabase(SqlDatabase):
         if password := urlsplit(self.url).password if "://" in self.url else None:
             reason = reason.replace(password, "***")
         return LedgerError(f"the ledger {self._place} cannot be used: {reason}")
+
+
+class _Listener:
+    """Receives the announcements of a database for all its watches, in a thread that runs while there are any."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._watches: set[AnnouncedWatch] = set()
+        self._thread: threading.Thread | None = None
+        self._end_fd = -1  # closed to end the thread
+        self._ending: list[threading.Thread] = []
+
+    def watch(self, fork: str | None, kinds: Collection[str]) -> AnnouncedWatch:
+        """Return a watch for events; it is served until it is closed."""
+        watch = AnnouncedWatch(fork, kinds, self._start, self._forget)
+        with self._lock:
+            self._watches.add(watch)
+        self._start()
+        return watch
+
+    def stop(self) -> None:
+        """End the thread and its connection. All waits end; the next one starts another thread."""
+        self._end_thread()
+        while self._ending:
+            self._ending.pop().join()
+        self._announce()
+
+    def _end_thread(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                os.close(self._end_fd)
+                self._ending = [thread for thread in [*self._ending, self._thread] if thread.is_alive()]
+                self._thread = None
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is not None or self._database.is_closed:
+                return
+            end_fd, self._end_fd = os.pipe2(os.O_CLOEXEC)
+            self._thread = threading.Thread(target=self._run, args=(end_fd,), name="forkwise-listener", daemon=True)
+            self._thread.start()
+
+    def _forget(self, watch: AnnouncedWatch) -> None:
+        with self._lock:
+            self._watches.discard(watch)
+            is_unused = not self._watches
+        if is_unused:
+            self._end_thread()
+
+    def _announce(self, fork: str | None = None, kind: str | None = None) -> None:
+        with self._lock:
+            watches = tuple(self._watches)
+        for watch in watches:
+            watch.announce(fork, kind)
+
+    def _run(self, end_fd: int) -> None:
+        pause = _FIRST_PAUSE_S
+        try:
+            while True:
+                with suppress(psycopg.Error), self._database.open_listener() as connection:
+                    pause = _FIRST_PAUSE_S
+                    self._announce()  # what changed before is not known
+                    if self._receive(connection, end_fd):
+                        return
+                if select.select([end_fd], [], [], pause)[0]:
+                    return
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        finally:
+            os.close(end_fd)
+
+    def _receive(self, connection: psycopg.Connection[tuple[Any, ...]], end_fd: int) -> bool:
+        """Pass announcements on until the connection fails, which raises psycopg.Error, or ``stop`` is called."""
+        while True:
+            ready = select.select([connection.fileno(), end_fd], [], [])[0]
+            if end_fd in ready:
+                return True
+            connection.pgconn.consume_input()
+            while (notice := connection.pgconn.notifies()) is not None:
+                fork, _, kind = notice.extra.decode(errors="replace").partition(" ")
+                self._announce(fork, kind)
 
 
 def _migrate(connection: psycopg.Connection[tuple[Any, ...]], place: str) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit, OnConflict
     from forkwise.fork.combine import Combined, Prepared
     from forkwise.fork.evaluators.tests import Tests
+    from forkwise.ledger.change_watch import ChangeWatch
 
 __all__ = [
     "DiffToolCommands",
@@ -129,6 +130,10 @@ class ForkModel:
     def now(self) -> float:
         """Return the current time; a test returns a fixed one."""
         return time.time()
+
+    def watch_changes(self) -> ChangeWatch:
+        """Watch for changes of the ledger, to read the fork after each."""
+        return self._ledger.watch_changes()
 
     def read(self) -> ForkSnapshot | None:
         """Read the fork; None if there is none yet."""

@@ -177,7 +177,7 @@ def _format_summary(summary: Summary) -> Text:
 
 
 POLL_S = 0.25
-"""Seconds between two readings of the ledger."""
+"""Seconds between two readings of a ledger that announces no changes."""
 
 _WIDEST_PROMPT = 200
 _LOG_POLL_S = 0.1  # seconds between two readings of a log
@@ -235,15 +235,16 @@ class WatchScreen(DecisionScreen):
     # Reading
 
     async def _poll(self) -> None:
-        while True:
-            # A new fork must not replace one that the user is about to decide, or whose changes they read.
-            self.model.is_held = bool(self.table.marked or self.activity or self.app.screen is not self)
-            snapshot = await run_in_thread(self.model.read)
-            if not self.table.is_attached:  # the screen is being removed
-                return
-            if snapshot is not None and snapshot.fork.id == self.model.fork:
-                self._show(snapshot)
-            await asyncio.sleep(POLL_S)
+        with await run_in_thread(self.model.watch_changes) as watch:
+            while True:
+                # A new fork must not replace one that the user is about to decide, or whose changes they read.
+                self.model.is_held = bool(self.table.marked or self.activity or self.app.screen is not self)
+                snapshot = await run_in_thread(self.model.read)
+                if not self.table.is_attached:  # the screen is being removed
+                    return
+                if snapshot is not None and snapshot.fork.id == self.model.fork:
+                    self._show(snapshot)
+                await watch.wait_async(POLL_S, 1.0)
 
     def _show(self, snapshot: ForkSnapshot) -> None:
         if self.snapshot is None or self.snapshot.fork.id != snapshot.fork.id:
@@ -292,12 +293,14 @@ class WatchScreen(DecisionScreen):
         position = 0
         found = await run_in_thread(self.model.steps, attempt, position)
         self._has_steps = found is not None
-        while found is not None and not self._is_raw:
-            position, text = found
-            if text and self.output.is_attached:
-                self.output.feed(text.encode(errors="replace"))
-            await asyncio.sleep(_LOG_POLL_S)
-            found = await run_in_thread(self.model.steps, attempt, position)
+        if found is not None and not self._is_raw:
+            with await run_in_thread(self.model.watch_changes) as watch:
+                while found is not None and not self._is_raw:
+                    position, text = found
+                    if text and self.output.is_attached:
+                        self.output.feed(text.encode(errors="replace"))
+                    await watch.wait_async(_LOG_POLL_S)
+                    found = await run_in_thread(self.model.steps, attempt, position)
         position = 0
         while True:
             position, piece = await run_in_thread(self.model.output, attempt, position)
