@@ -24,6 +24,7 @@ _ALONE = {  # verbs that people wait for, by their module: the other verbs and t
     "diff": "forks",
     "run": "explore",
     "best-of": "explore",
+    "mcp": "agent.mcp_server",
 }
 
 
