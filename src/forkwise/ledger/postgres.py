@@ -15,7 +15,7 @@ import select
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,7 @@ SCRIPTS = (
     ),
 )
 _OWN = "project = current_setting('forkwise.project')"
-_DIALECT = Dialect(own=f"{_OWN} AND", key="project, ", no_limit=None, label="first.data")
+_DIALECT = Dialect(own=f"{_OWN} AND", key="project, ", no_limit=None, label="first.data", last_event="lastval()")
 _LOCK_SPACE = 0x666B77  # of advisory locks: those of another program have other numbers
 _CONNECT_TIMEOUT_S = 10
 _LOCK_TIMEOUT_S = 60
@@ -137,11 +137,6 @@ class PostgresLedger(SqlLedger):
         self._postgres.announce(fork, kind)
         if data.get("owner") == ProcessId.current().dump() and self._lease is None:
             self._lease = _Lease(self._postgres)
-
-    def _add_event(self, columns: tuple[float, str, str | None, str, str]) -> int:
-        statement = "INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?) RETURNING seq"
-        [(seq,)] = self._database.rows(statement, columns)
-        return int(seq)
 
     def _read_label(self, found: Any) -> str | None:
         with suppress(ValueError, RecursionError):
@@ -196,6 +191,21 @@ class _Lease:
         )
 
 
+class _Transaction:
+    """A transaction of a database: its pipeline, and the server's number for it, which says what became of it."""
+
+    def __init__(self) -> None:
+        self.pipeline: AbstractContextManager[psycopg.Pipeline] | None = None
+        self.number: psycopg.Cursor[tuple[Any, ...]] | None = None
+        self.is_new = True  # nothing was read or written yet
+
+    def end(self) -> None:
+        """Wait for the answers to all statements. Raises psycopg.Error if one of them failed."""
+        pipeline, self.pipeline = self.pipeline, None
+        if pipeline is not None:
+            pipeline.__exit__(None, None, None)
+
+
 class PostgresDatabase(SqlDatabase):
     """A connection for the rows of one project. After a restart of the server, it connects again by itself."""
 
@@ -203,7 +213,7 @@ class PostgresDatabase(SqlDatabase):
         self.url = url
         self.project = project
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
-        self._transaction: int | None = None
+        self._transaction: _Transaction | None = None
         self._news: set[tuple[str, str]] = set()
         self._channel = f"forkwise_{hashlib.sha256(project.encode(errors='surrogatepass')).hexdigest()[:32]}"
         self.listener = _Listener(self)
@@ -212,35 +222,44 @@ class PostgresDatabase(SqlDatabase):
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self.lock:
-            statement = sql.replace("?", "%s")
+            statement = sql.replace("?", "%s").encode()
+            has_rows = sql.lstrip().startswith("SELECT") or "RETURNING" in sql
             until = time.monotonic() + _PATIENCE_S
             pause = _FIRST_PAUSE_S
             while True:
                 try:
-                    cursor = self._connect().execute(statement.encode(), values)
-                    return cursor.fetchall() if cursor.description else []
+                    cursor = self._connect().execute(statement, values)
+                    rows = cursor.fetchall() if has_rows else []
                 except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                    # What runs outside of a transaction can be repeated: it reads, or writes the same again.
-                    if not self._is_lost() or self._transaction is not None or time.monotonic() > until:
+                    # What runs outside of a transaction, or first in it, can be repeated: it reads, or writes the same.
+                    is_new = self._transaction is None or self._transaction.is_new
+                    if not self._is_lost() or not is_new or time.monotonic() > until:
                         raise self._explain(error) from error
                     self._drop_connection()
                     time.sleep(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE_S)
                 except (psycopg.Error, UnicodeError) as error:
                     raise self._explain(error) from error
+                else:
+                    if self._transaction is not None:
+                        self._transaction.is_new = False
+                    return rows
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         with self.lock:
-            self._begin()
+            if self._transaction is not None:
+                raise LedgerError(f"the ledger {self._place} cannot be used: a transaction is in progress already")
+            self._news.clear()
+            self._transaction = _Transaction()
             try:
                 yield
-                self._commit()
-            except BaseException:
-                self._transaction = None
-                with suppress(psycopg.Error, LedgerError):
-                    self._connect().execute("ROLLBACK")
+                self._commit(self._transaction)
+            except BaseException as error:
+                self._roll_back(is_sound=isinstance(error, Exception))
                 raise
+            finally:
+                self._transaction = None
 
     def announce(self, fork: str, kind: str) -> None:
         """Tell other processes, when the transaction is committed, of an event."""
@@ -265,42 +284,55 @@ class PostgresDatabase(SqlDatabase):
             with suppress(psycopg.Error):
                 self._connection.close()
         self._connection = None
+        if self._transaction is not None:  # it is begun again with the next connection
+            self._transaction.pipeline = self._transaction.number = None
 
-    def _begin(self) -> None:
-        """Begin a transaction that no other writer of the project interrupts."""
-        if self._transaction is not None:
-            raise LedgerError(f"the ledger {self._place} cannot be used: a transaction is in progress already")
-        self._news.clear()
-        text = sql.SQL("BEGIN; SELECT pg_advisory_xact_lock({}, hashtext({})); SELECT pg_current_xact_id()::text")
-        begin = text.format(_LOCK_SPACE, self.project)
-        try:
-            cursor = self._connect().execute(begin)
-        except psycopg.Error as error:
-            if not self._is_lost():
-                with suppress(psycopg.Error):
-                    self._connect().execute("ROLLBACK")
-                raise self._explain(error) from error
-            self.rows("SELECT 1")  # connects again
-            cursor = self._connect().execute(begin)
-        while cursor.nextset():
-            pass
-        [(number,)] = cursor.fetchall()
-        self._transaction = int(number)
+    def _begin(self, connection: psycopg.Connection[tuple[Any, ...]], transaction: _Transaction) -> None:
+        """Begin a transaction that no other writer of the project interrupts.
 
-    def _commit(self) -> None:
+        Its statements are sent in a pipeline: the server answers all of them with the next one that returns rows.
+        """
+        transaction.pipeline = connection.pipeline()
+        transaction.pipeline.__enter__()
+        connection.execute("BEGIN")
+        connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK_SPACE, self.project))
+        transaction.number = connection.execute("SELECT pg_current_xact_id()::text")
+
+    def _commit(self, transaction: _Transaction) -> None:
         """Commit; if the connection is lost meanwhile, find out what became of it."""
-        number, self._transaction = self._transaction, None
-        notify = sql.SQL("SELECT pg_notify({}, {});")
-        news = [notify.format(self._channel, f"{fork} {kind}") for fork, kind in sorted(self._news)]
+        if transaction.is_new:
+            return  # nothing was read or written
+        number = None
         try:
-            self._connect().execute(sql.SQL(" ").join([*news, sql.SQL("COMMIT")]))
+            connection = self._connect()
+            number = transaction.number.fetchone() if transaction.number is not None else None
+            for fork, kind in sorted(self._news):
+                connection.execute("SELECT pg_notify(%s, %s)", (self._channel, f"{fork} {kind}"))
+            connection.execute("COMMIT")
+            transaction.end()
         except psycopg.Error as error:
             if not self._is_lost():
                 raise self._explain(error) from error
             self._drop_connection()
-            [(status,)] = self.rows("SELECT pg_xact_status(?::text::xid8)", (str(number),))
-            if status != "committed":
+            self._transaction = None
+            if number is None or self.rows("SELECT pg_xact_status(?::text::xid8)", number) != [("committed",)]:
                 raise self._explain(error) from error
+
+    def _roll_back(self, *, is_sound: bool) -> None:
+        """Undo the transaction; a connection that was interrupted, and may expect an answer, is closed for that."""
+        transaction, self._transaction = self._transaction, None
+        if transaction is None or self._connection is None:
+            return
+        try:
+            if not is_sound:
+                self._drop_connection()
+                return
+            with suppress(psycopg.Error):  # the error that is being handled
+                transaction.end()
+            if not self._is_lost():
+                self._connection.execute("ROLLBACK")
+        except psycopg.Error:
+            self._drop_connection()
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         if self.is_closed:
@@ -313,6 +345,10 @@ class PostgresDatabase(SqlDatabase):
                 connection.close()
                 raise
             self._connection = connection
+        if self._transaction is not None and self._transaction.pipeline is None:
+            if not self._transaction.is_new:
+                raise LedgerError(f"the ledger {self._place} cannot be used: the connection was closed meanwhile")
+            self._begin(self._connection, self._transaction)
         return self._connection
 
     def _open(self, defaults: Mapping[str, str] = MappingProxyType({})) -> psycopg.Connection[tuple[Any, ...]]:

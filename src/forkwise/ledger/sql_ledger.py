@@ -48,13 +48,14 @@ class Dialect:
 
     ``own`` restricts a statement to the rows of this ledger, and ends with ``AND`` unless it is empty; ``key`` are the
     columns that come first in every unique key, with a comma. ``label`` is an expression for the label of an attempt
-    ``first``.
+    ``first``, ``last_event`` one for the number of the event that was added last.
     """
 
     own: str
     key: str
     no_limit: int | None
     label: str
+    last_event: str
 
     def limit(self, limit: int | None) -> int | None:
         """Return a value for ``LIMIT``."""
@@ -124,6 +125,9 @@ class SqlLedger(Ledger):
         self._database = database
         self._dialect = dialect
         self._own = dialect.own
+        self._writer: int | None = None  # the thread whose transaction is open
+        #: What that transaction has read or written of forks and attempts: nobody else writes meanwhile.
+        self._known: dict[str, tuple[str, object]] = {}
         self.conversations: SqlConversations = SqlConversations(database, dialect)
 
     def note_progress(
@@ -144,6 +148,7 @@ class SqlLedger(Ledger):
                     f"ON CONFLICT ({self._dialect.key}attempt) DO UPDATE SET data = excluded.data",
                     (record.id, _encode(progress)),
                 )
+                self._known.pop(record.id, None)
 
     def forks(
         self, *, limit: int | None = None, state: ForkState | Literal["interrupted"] | None = None
@@ -198,9 +203,10 @@ class SqlLedger(Ledger):
         with self._transaction():
             self._database.rows(f"DELETE FROM forks WHERE {self._own} true")
             self._database.rows(f"DELETE FROM attempts WHERE {self._own} true")
+            self._known.clear()
             with report("Rebuilding the ledger from its events") as work:
                 for event in self.events():
-                    self._apply(event)
+                    self._apply(event, event.seq)
                     work.done += 1
 
     def copy_from(self, source: SqlLedger) -> int:
@@ -218,8 +224,8 @@ class SqlLedger(Ledger):
                 raise LedgerError("the ledger to copy into is not empty: nothing was copied")
             events = source.events()
             for event in events:
-                seq = self._add_event((event.at, event.fork, event.attempt, event.kind, _encode(event.data)))
-                self._apply(replace(event, seq=seq))
+                self._add_event((event.at, event.fork, event.attempt, event.kind, _encode(event.data)))
+                self._apply(event)
                 work.done += 1
             conversations = self.conversations.copy_from(source.conversations)
             if self._describe() != source._describe():
@@ -241,8 +247,23 @@ class SqlLedger(Ledger):
     def close(self) -> None:
         self._database.close()
 
-    def _transaction(self) -> AbstractContextManager[None]:
-        return self._database.transaction()
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        if self._is_writing:  # inside ``batch``
+            yield
+            return
+        with self._database.transaction():
+            self._writer = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._writer = None
+                self._known.clear()
+
+    @property
+    def _is_writing(self) -> bool:
+        """Whether the calling thread has the transaction that is open."""
+        return self._writer == threading.get_ident()
 
     def _append(self, fork: str, attempt: str | None, kind: str, /, **data: Any) -> None:
         at = time.time()
@@ -253,53 +274,77 @@ class SqlLedger(Ledger):
             raise LedgerError(
                 f"event {kind!r} of {subject} cannot be stored as JSON: {error}", subject=subject
             ) from error
-        seq = self._add_event((at, fork, attempt, kind, document))
-        self._apply(Event(seq, at, fork, attempt, kind, data))
-        if attempt is not None and "state" in data:
+        self._add_event((at, fork, attempt, kind, document))
+        self._apply(Event(0, at, fork, attempt, kind, data))
+        if attempt is not None and "state" in data and kind != "added":
             self._database.rows(f"DELETE FROM progress WHERE {self._own} attempt = ?", (attempt,))
+            self._known[attempt] = (self._known[attempt][0], None)
 
-    @abstractmethod
-    def _add_event(self, columns: tuple[float, str, str | None, str, str]) -> int:
-        """Add an event, and return its number."""
+    def _add_event(self, columns: tuple[float, str, str | None, str, str]) -> None:
+        self._database.rows("INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?)", columns)
 
-    def _apply(self, event: Event) -> None:
-        """Set the fields of an event on its record; the other fields stay."""
+    def _apply(self, event: Event, seq: int | None = None) -> None:
+        """Set the fields of an event on its record; the other fields stay.
+
+        ``seq`` is the number of the event, by default that of the one added last. A new record gets it.
+        """
+        table, name = ("forks", event.fork) if event.attempt is None else ("attempts", event.attempt)
+        number, values = ("?", (seq,)) if seq is not None else (self._dialect.last_event, ())
+        before, progress = self._known.get(name, (None, None))
+        rows = [(before,)] if before is not None else []
+        if before is None and (event.kind not in ("begun", "added") or seq is not None):
+            rows = self._database.rows(f"SELECT data FROM {table} WHERE {self._own} id = ?", (name,))
+        fields = _FORK_FIELDS if event.attempt is None else _ATTEMPT_FIELDS
+        document = _merge_fields(rows, event.data, fields)
+        text = _encode(document)
         if event.attempt is None:
-            rows = self._database.rows(f"SELECT data FROM forks WHERE {self._own} id = ?", (event.fork,))
-            fork = _merge_fields(rows, event.data, _FORK_FIELDS)
-            columns = [fork.get(name) for name in ("id", "state", "parent", "commit", "undone")]
+            columns = [document.get(name) for name in ("id", "state", "parent", "commit", "undone")]
             self._database.rows(
-                'INSERT INTO forks (seq, id, state, parent, "commit", undone, data) VALUES (?, ?, ?, ?, ?, ?, ?) '
+                'INSERT INTO forks (seq, id, state, parent, "commit", undone, data) '
+                f"VALUES ({number}, ?, ?, ?, ?, ?, ?) "
                 f"ON CONFLICT ({self._dialect.key}id) DO UPDATE SET state = excluded.state, "
                 '"commit" = excluded."commit", undone = excluded.undone, data = excluded.data',
-                (event.seq, *columns, _encode(fork)),
+                (*values, *columns, text),
             )
         else:
-            rows = self._database.rows(f"SELECT data FROM attempts WHERE {self._own} id = ?", (event.attempt,))
-            attempt = _merge_fields(rows, event.data, _ATTEMPT_FIELDS)
-            columns = [attempt.get(name) for name in ("id", "fork", "key", "round", "state", "score")]
+            columns = [document.get(name) for name in ("id", "fork", "key", "round", "state", "score")]
             self._database.rows(
-                "INSERT INTO attempts (seq, id, fork, key, round, state, score, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
+                "INSERT INTO attempts (seq, id, fork, key, round, state, score, data) "
+                f"VALUES ({number}, ?, ?, ?, ?, ?, ?, ?) "
                 f"ON CONFLICT ({self._dialect.key}id) DO UPDATE SET state = excluded.state, score = excluded.score, "
                 "data = excluded.data",
-                (event.seq, *columns, _encode(attempt)),
+                (*values, *columns, text),
             )
+        self._known[name] = (text, progress)
 
     def _load_fork(self, data: object) -> ForkRecord:
         """Build the record of a fork from its stored document. Raises an error if that is damaged."""
         return _load_fork(data)
 
     def _find_fork(self, fork: str) -> ForkRecord | None:
-        for (data,) in self._database.rows(f"SELECT data FROM forks WHERE {self._own} id = ?", (fork,)):
+        rows = self._find_known(fork)
+        for data, _ in rows or self._database.rows(f"SELECT data, NULL FROM forks WHERE {self._own} id = ?", (fork,)):
             with _damage_raised("fork", fork):
-                return self._load_fork(data)
+                record = self._load_fork(data)
+                self._keep_known(fork, data, None)
+                return record
         return None
 
     def _find_attempt(self, attempt: str) -> AttemptRecord | None:
-        for _, data, progress in self._select_attempts("attempts.id = ?", attempt):
+        rows = self._find_known(attempt)
+        for data, progress in rows or [row[1:] for row in self._select_attempts("attempts.id = ?", attempt)]:
             with _damage_raised("attempt", attempt):
-                return _load_attempt(data, progress)
+                record = _load_attempt(data, progress)
+                self._keep_known(attempt, data, progress)
+                return record
         return None
+
+    def _find_known(self, name: str) -> list[tuple[str, object]]:
+        return [self._known[name]] if self._is_writing and name in self._known else []
+
+    def _keep_known(self, name: str, data: object, progress: object) -> None:
+        if self._is_writing and isinstance(data, str):
+            self._known[name] = (data, progress)
 
     def _list_fork_ids(self) -> list[str]:
         return [name for (name,) in self._database.rows(f"SELECT id FROM forks WHERE {self._own} true")]
@@ -320,6 +365,7 @@ class SqlLedger(Ledger):
             for fork in forks:
                 for table, column in (("events", "fork"), ("attempts", "fork"), ("forks", "id")):
                     self._database.rows(f"DELETE FROM {table} WHERE {self._own} {column} = ?", (fork,))
+            self._known.clear()
 
     def _forks(self, condition: str, *values: object) -> list[ForkRecord]:
         found = []
@@ -379,11 +425,12 @@ class SqlLedger(Ledger):
             with open(self.directory / "damaged.jsonl", "a", encoding="utf-8") as file:
                 file.writelines(json.dumps([row.table, *copy], default=repr) + "\n" for copy in copies)
             self._database.rows(f"DELETE FROM {row.table} WHERE {self._own} {key} = ?", (row.name,))
+            self._known.clear()
             if row.table in ("forks", "attempts"):
                 fork, _, attempt = row.name.partition(".")
                 for event in self._events("fork = ? ORDER BY seq", fork):
                     if event.attempt == (row.name if attempt else None):
-                        self._apply(event)
+                        self._apply(event, event.seq)
                 if not any(left[:2] == row[:2] for left in self.find_damage()):
                     return "rebuilt from its events"
                 self._database.rows(f"DELETE FROM {row.table} WHERE {self._own} {key} = ?", (row.name,))

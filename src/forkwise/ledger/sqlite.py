@@ -56,6 +56,7 @@ _DIALECT = Dialect(
     key="",
     no_limit=-1,
     label="iif(json_valid(first.data), json_extract(first.data, '$.label'), NULL)",
+    last_event="last_insert_rowid()",
 )
 
 
@@ -96,11 +97,6 @@ class SqliteLedger(SqlLedger):
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         super().__init__(directory, Database(os.path.join(directory, "ledger.db")), _DIALECT)
-
-    def _add_event(self, columns: tuple[float, str, str | None, str, str]) -> int:
-        self._database.rows("INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?)", columns)
-        [(seq,)] = self._database.rows("SELECT last_insert_rowid()")  # RETURNING needs SQLite 3.35
-        return int(seq)
 
 
 class Database(SqlDatabase):
