@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forkwise.cli.commands.agent.agents import agents, continue_session
 from forkwise.cli.commands.agent.chat import acp, chat
+from forkwise.cli.commands.agent.keys import keys
 from forkwise.cli.commands.agent.mcp_server import mcp
 from forkwise.cli.commands.agent.model import model
 from forkwise.cli.commands.agent.walk import walk
@@ -29,5 +30,5 @@ forkwise_command.add_section("Explore", EXPLORE_VERBS)
 forkwise_command.add_section("Decide", (pick, combine, resume, abort, undo))
 forkwise_command.add_section("Look", (ls, show, watch, wait, open_preview, port, diff, report, export, log, judges))
 forkwise_command.add_section("Branch", (branch, worktree, snapshot))
-forkwise_command.add_section("Agent", (agents, continue_session, chat, acp, mcp, walk, model))
+forkwise_command.add_section("Agent", (agents, continue_session, chat, acp, mcp, keys, walk, model))
 forkwise_command.add_section("Maintenance", (doctor, trust, ledger, gc, du, completion))

@@ -43,6 +43,7 @@ CREDENTIAL_STORES: Mapping[str, tuple[str, ...]] = {
         "$XDG_CONFIG_HOME/glab-cli",
         "$GLAB_CONFIG_DIR",
     ),
+    "forkwise": ("~/.config/forkwise/keys.json", "$XDG_CONFIG_HOME/forkwise/keys.json"),
     "AWS": ("~/.aws", "$AWS_SHARED_CREDENTIALS_FILE", "$AWS_CONFIG_FILE", "$AWS_WEB_IDENTITY_TOKEN_FILE"),
     "Azure": ("~/.azure", "$AZURE_CONFIG_DIR"),
     "Google Cloud": (

@@ -51,10 +51,17 @@ def mcp(port: int | None, read_only: bool, no_commit: bool, no_confirm: bool, di
     from forkwise.cli.private_mounts import enter_to_create
 
     enter_to_create(directory, None)  # before threads start: only a single thread can enter a namespace
+    from forkwise.config.key_store import KeyStore
     from forkwise.mcp.protocol import McpServer
     from forkwise.mcp.transport import HttpTransport, serve_stdio
 
-    server = McpServer(directory, read_only=read_only, no_commit=no_commit, confirms=not no_confirm)
+    server = McpServer(
+        directory,
+        read_only=read_only,
+        no_commit=no_commit,
+        confirms=not no_confirm,
+        environment={} if read_only else KeyStore().read_all(),
+    )
     if port is None:
         serve_stdio(server)
         return
