@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo agents test test-integration crash fuzz check format bench bench-quality clean system screenshots docs dist
+.PHONY: help venv demo agents test test-integration crash fuzz check format bench bench-quality clean system screenshots vendor docs dist
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 19
@@ -101,6 +101,9 @@ dist: $(DIST)  ## build the wheel and the sdist in dist/, and try the wheel in a
 screenshots: $(DEV)  ## redraw the pictures of the panels in docs/images
 	PYDANTIC_AI_NO_BANNER=1 $(BIN)/python -m tools.screenshots docs/images
 	$(BIN)/python -m tools.screenshots.report_page docs/images
+
+vendor:  ## fetch the files of other projects that the web page needs again, and check their hashes
+	@scripts/vendor
 
 clean:  ## remove everything that make created
 	rm -rf $(VENV) $(INTEGRATION) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

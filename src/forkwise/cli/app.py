@@ -106,12 +106,16 @@ _EXTRAS = {
     "local": ("xllamacpp", "pydantic_ai", "openai"),
     "snapshots": ("blake3", "obstore", "pyfastcdc", "cryptography"),
     "tui": ("textual",),
+    "web": ("starlette", "uvicorn", "pygments"),
     "yaml": ("yaml",),
 }
 _PROJECTS = {
     "acp": "agent-client-protocol",
     "pydantic_ai": "pydantic-ai",
+    "pygments": "Pygments",
+    "starlette": "Starlette",
     "textual": "Textual",
+    "uvicorn": "Uvicorn",
     "xllamacpp": "xllamacpp",
     "yaml": "PyYAML",
 }

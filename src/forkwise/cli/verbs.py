@@ -21,6 +21,7 @@ from forkwise.cli.commands.ledger_copy import ledger
 from forkwise.cli.commands.preview import open_preview, port
 from forkwise.cli.commands.snapshot import snapshot
 from forkwise.cli.commands.trust import trust
+from forkwise.cli.commands.web_page import serve
 from forkwise.cli.commands.worktree import worktree
 from forkwise.cli.root_command import forkwise_command
 
@@ -28,7 +29,9 @@ __all__ = ["forkwise_command"]
 
 forkwise_command.add_section("Explore", EXPLORE_VERBS)
 forkwise_command.add_section("Decide", (pick, combine, resume, abort, undo))
-forkwise_command.add_section("Look", (ls, show, watch, wait, open_preview, port, diff, report, export, log, judges))
+forkwise_command.add_section(
+    "Look", (ls, show, watch, serve, wait, open_preview, port, diff, report, export, log, judges)
+)
 forkwise_command.add_section("Branch", (branch, worktree, snapshot))
 forkwise_command.add_section("Agent", (agents, continue_session, chat, acp, mcp, keys, walk, model))
 forkwise_command.add_section("Maintenance", (doctor, trust, ledger, gc, du, completion))

@@ -134,6 +134,10 @@ class Ledger(ABC):
         Reading never waits for a writer.
         """
 
+    @abstractmethod
+    def last_event(self) -> int:
+        """Return the number of the newest event of all forks; 0 if there is none."""
+
     def watch_changes(self, fork: str | None = None, kinds: Collection[str] = ()) -> ChangeWatch:
         """Watch for events, of all forks and kinds or only of those given. Watch first, then read, then wait.
 
@@ -523,6 +527,27 @@ class Ledger(ABC):
         found = [e for e in self.events(fork=record.fork) if e.attempt == record.id and e.kind == "summarised"]
         summary = found[-1].data.get("summary") if found else None
         return summary if isinstance(summary, dict) else None
+
+    def record_comment(self, fork: str, comment: Mapping[str, Any]) -> str:
+        """Record what a person says about a fork, as the event ``commented``; return the comment's id.
+
+        ``comment`` has its ``text`` and, if it is about a place, an ``attempt``, a ``path`` and a ``line``.
+        """
+        name = new_id()
+        with self._transaction():
+            record = self.fork(fork)
+            self._append(record.id, None, "commented", comment=_redact({**comment, "id": name}))
+        return name
+
+    def record_note(self, fork: str, kind: Literal["sent", "unblinded"], data: Mapping[str, Any]) -> None:
+        """Record that comments were ``sent`` to a new attempt, or which attempt a person chose without its author."""
+        with self._transaction():
+            self._append(self.fork(fork).id, None, kind, note=_redact(data))
+
+    def find_comments(self, fork: str) -> list[dict[str, Any]]:
+        """Return what was recorded with ``record_comment`` for a fork, each with its time ``at``, the oldest first."""
+        found = ((event, event.data.get("comment")) for event in self.events(fork=fork) if event.kind == "commented")
+        return [{**comment, "at": event.at} for event, comment in found if isinstance(comment, dict)]
 
     @abstractmethod
     def note_progress(

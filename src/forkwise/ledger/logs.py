@@ -26,7 +26,16 @@ from typing import BinaryIO
 from forkwise.errors import LedgerError
 from forkwise.text.redaction import Redactor, StreamRedactor, process_redactor
 
-__all__ = ["AttemptLog", "ServerLogs", "compress_log", "follow_log", "list_server_logs", "read_log", "remove_log"]
+__all__ = [
+    "AttemptLog",
+    "ServerLogs",
+    "compress_log",
+    "follow_log",
+    "list_server_logs",
+    "read_log",
+    "read_log_part",
+    "remove_log",
+]
 
 _CAP = 32 << 20
 _SERVER_CAP = 8 << 20
@@ -288,6 +297,19 @@ def read_log(
             content.seek(after - wanted)
             pieces.append(content.read(wanted))
     return b"".join(reversed(pieces))
+
+
+def read_log_part(directory: str | os.PathLike[str], attempt: str, start: int, size: int) -> tuple[int, bytes]:
+    """Return the size of an attempt's log, and up to ``size`` bytes of it from ``start`` on."""
+    log, _ = _log_paths(directory, attempt)
+    try:
+        content = _open_log(log)
+    except FileNotFoundError:
+        return 0, b""
+    with content:
+        end = content.seek(0, os.SEEK_END)
+        content.seek(min(start, end))
+        return end, content.read(size)
 
 
 def remove_log(directory: str | os.PathLike[str], attempt: str) -> None:

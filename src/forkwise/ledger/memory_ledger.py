@@ -63,6 +63,9 @@ class MemoryLedger(Ledger):
     def events(self, *, after: int = 0, fork: str | None = None, limit: int | None = None) -> list[Event]:
         return []
 
+    def last_event(self) -> int:
+        return 0
+
     def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:
         forks = [fork for fork in self.forks() if fork.parent is None or not outermost]
         return [_summarize(fork, self.attempts(fork.id)) for fork in forks[:limit]]

@@ -172,6 +172,10 @@ class SqlLedger(Ledger):
             "fork = ? AND seq > ? ORDER BY seq LIMIT ?", self.fork(fork).id, after, self._dialect.limit(limit)
         )
 
+    def last_event(self) -> int:
+        [(found,)] = self._database.rows(f"SELECT max(seq) FROM events WHERE {self._own} true")
+        return int(found or 0)
+
     def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:
         found = []
         counts_by_state = ", ".join(f"count(CASE attempts.state WHEN '{state}' THEN 1 END)" for state in _STATES)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice, pairwise, zip_longest
 from typing import Any, Literal
 
 from forkwise.display.html.markup import Child, Markup, build_element, join_markup
@@ -128,8 +128,10 @@ def _lines_of(side: FileVersion | None) -> list[bytes]:
     return [] if side is None or side.content is None else lines_of(side.content)
 
 
-def diff_rows(file: FileDiff) -> Iterator[DiffRow]:
+def diff_rows(file: FileDiff, *, ignores_space: bool = False) -> Iterator[DiffRow]:
     r"""Yield the rows of a file's diff; none if it is binary, or too large to be compared.
+
+    With ``ignores_space``, lines that differ only in white space count as equal, and the new ones are shown.
 
     >>> old, new = FileVersion(0o100644, b"a = 1\n"), FileVersion(0o100644, b"a = 2\n")
     >>> for row in diff_rows(FileDiff("a.py", old, new)):
@@ -141,7 +143,7 @@ def diff_rows(file: FileDiff) -> Iterator[DiffRow]:
     if _find_obstacle(file):
         return
     old, new = _lines_of(file.old), _lines_of(file.new)
-    for group in _group(edits(old, new)):
+    for group in _group(_find_edits(old, new, ignores_space=ignores_space)):
         lead = min(_CONTEXT, group[0].old_start)
         trail = min(_CONTEXT, len(old) - group[-1].old_stop)
         old_at, new_at = group[0].old_start - lead, group[0].new_start - lead
@@ -149,19 +151,25 @@ def diff_rows(file: FileDiff) -> Iterator[DiffRow]:
         new_span = _format_span(new_at, group[-1].new_stop + trail)
         yield DiffRow("hunk", old_at + 1, new_at + 1, f"@@ -{old_span} +{new_span} @@")
         for edit in group:
-            yield from _same_rows(old, old_at, new_at, edit.old_start - old_at)
+            yield from _same_rows(new, old_at, new_at, edit.old_start - old_at)
             yield from _changed_rows(edit, old, new)
             old_at, new_at = edit.old_stop, edit.new_stop
-        yield from _same_rows(old, old_at, new_at, trail)
+        yield from _same_rows(new, old_at, new_at, trail)
 
 
-def _count_rows(file: FileDiff) -> int:
+def _find_edits(old: Sequence[bytes], new: Sequence[bytes], *, ignores_space: bool) -> list[Edit]:
+    if not ignores_space:
+        return edits(old, new)
+    return edits([b" ".join(line.split()) for line in old], [b" ".join(line.split()) for line in new])
+
+
+def _count_rows(file: FileDiff, *, ignores_space: bool) -> int:
     """Count the rows of a file's diff without making them."""
     if _find_obstacle(file):
         return 0
     old = _lines_of(file.old)
     total = 0
-    for group in _group(edits(old, _lines_of(file.new))):
+    for group in _group(_find_edits(old, _lines_of(file.new), ignores_space=ignores_space)):
         first, last = group[0], group[-1]
         context = min(_CONTEXT, first.old_start) + min(_CONTEXT, len(old) - last.old_stop)
         added = sum(edit.new_stop - edit.new_start for edit in group)
@@ -184,9 +192,9 @@ def _format_span(start: int, stop: int) -> str:
     return str(stop) if stop - start == 1 else f"{start + (stop > start)},{stop - start}"
 
 
-def _same_rows(old: Sequence[bytes], old_at: int, new_at: int, count: int) -> Iterator[DiffRow]:
+def _same_rows(new: Sequence[bytes], old_at: int, new_at: int, count: int) -> Iterator[DiffRow]:
     for number in range(count):
-        line = old[old_at + number]
+        line = new[new_at + number]
         yield DiffRow("same", old_at + number + 1, new_at + number + 1, _decode(line), ends=line.endswith(b"\n"))
 
 
@@ -233,16 +241,64 @@ def _decode(line: bytes) -> str:
     return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "surrogateescape")
 
 
-def render_diff(file: FileDiff, *, start: int = 0, count: int = 400) -> tuple[Markup, int]:
-    """Render the rows ``start`` to ``start + count`` of a file's diff as a table; return also how many rows follow."""
-    shown = list(islice(diff_rows(file), start, start + count))
-    left = max(_count_rows(file) - start - len(shown), 0)
-    if not shown:
-        return Markup(""), left
+def render_diff(
+    file: FileDiff, *, start: int = 0, count: int = 400, is_split: bool = False, ignores_space: bool = False
+) -> tuple[Markup, int]:
+    """Render the rows ``start`` to ``start + count`` of a file's diff as a table; return also how many rows follow.
+
+    A table that ``is_split`` has the old lines on the left and the new ones on the right, those that replace each
+    other side by side.
+    """
+    rows = diff_rows(file, ignores_space=ignores_space)
     colours = _Colours(file)
-    body = build_element("tbody", [_render_row(row, colours) for row in shown])
-    columns = build_element("colgroup", *(build_element("col", class_=name) for name in ("n", "n", "line")))
-    return build_element("table", columns, body, class_="diff"), left
+    if is_split:
+        pairs = list(_pair_rows(rows))
+        body = [_render_pair(old, new, colours) for old, new in pairs[start : start + count]]
+        left = max(len(pairs) - start - len(body), 0)
+    else:
+        body = [_render_row(row, colours) for row in islice(rows, start, start + count)]
+        left = max(_count_rows(file, ignores_space=ignores_space) - start - len(body), 0)
+    if not body:
+        return Markup(""), left
+    names = ("n", "line", "n", "line") if is_split else ("n", "n", "line")
+    columns = build_element("colgroup", *(build_element("col", class_=name) for name in names))
+    return build_element("table", columns, build_element("tbody", body), class_=f"diff{' split' * is_split}"), left
+
+
+def _pair_rows(rows: Iterable[DiffRow]) -> Iterator[tuple[DiffRow | None, DiffRow | None]]:
+    """Pair the removed with the added lines of each edit; other rows are paired with themselves."""
+    removed: list[DiffRow] = []
+    added: list[DiffRow] = []
+    for row in rows:
+        if row.kind == "new":
+            added.append(row)
+            continue
+        if added or row.kind != "old":
+            yield from zip_longest(removed, added)
+            removed, added = [], []
+        if row.kind == "old":
+            removed.append(row)
+        else:
+            yield row, row
+    yield from zip_longest(removed, added)
+
+
+def _render_pair(old: DiffRow | None, new: DiffRow | None, colours: _Colours) -> Markup:
+    if old is not None and old.kind == "hunk":
+        return build_element("tr", build_element("td", old.text, colspan=4), class_="hunk")
+    cells = [*_render_side(old, "old", colours), *_render_side(new, "new", colours)]
+    return build_element("tr", cells, class_="same" if old is new else "pair")
+
+
+def _render_side(row: DiffRow | None, side: Literal["old", "new"], colours: _Colours) -> list[Markup]:
+    if row is None:
+        return [build_element("td", class_="n none"), build_element("td", class_="none")]
+    number = row.old if side == "old" else row.new
+    tone = None if row.kind == "same" else side
+    return [
+        build_element("td", str(number or ""), class_=f"n {tone or ''}".strip()),
+        build_element("td", _render_code(row, colours), class_=tone),
+    ]
 
 
 _SIGNS = {"same": " ", "old": "-", "new": "+"}
@@ -252,20 +308,23 @@ def _render_row(row: DiffRow, colours: _Colours) -> Markup:
     if row.kind == "hunk":
         cell = build_element("td", row.text, colspan=3)
         return build_element("tr", cell, class_="hunk")
+    return build_element(
+        "tr",
+        build_element("td", "" if row.old is None else str(row.old), class_="n"),
+        build_element("td", "" if row.new is None else str(row.new), class_="n"),
+        build_element("td", _render_code(row, colours)),
+        class_=row.kind,
+    )
+
+
+def _render_code(row: DiffRow, colours: _Colours) -> list[Child]:
     sign = build_element("span", _SIGNS[row.kind], class_="sign")
     notes: list[Child] = []
     if len(row.text) > _MAX_LINE:
         notes.append(build_element("span", f" … {len(row.text) - _MAX_LINE} more characters", class_="cut"))
     if not row.ends:
         notes.append(build_element("span", " no newline at the end", class_="cut"))
-    code = build_element("code", _render_line(row, colours), dir="ltr")
-    return build_element(
-        "tr",
-        build_element("td", "" if row.old is None else str(row.old), class_="n"),
-        build_element("td", "" if row.new is None else str(row.new), class_="n"),
-        build_element("td", sign, code, notes),
-        class_=row.kind,
-    )
+    return [sign, build_element("code", _render_line(row, colours), dir="ltr"), notes]
 
 
 def _render_line(row: DiffRow, colours: _Colours) -> Markup:

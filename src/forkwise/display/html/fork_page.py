@@ -28,7 +28,24 @@ from forkwise.text.clean import truncate, truncate_line, truncate_middle
 from forkwise.text.diff import FileDiff
 from forkwise.text.redaction import redact
 
-__all__ = ["duration_text", "render_page", "render_report"]
+__all__ = [
+    "build_file_head",
+    "duration_text",
+    "format_moment",
+    "format_result",
+    "render_facts",
+    "render_failures",
+    "render_judge",
+    "render_matrix",
+    "render_note",
+    "render_page",
+    "render_report",
+    "render_state",
+    "render_trouble",
+    "render_verdict",
+    "render_warnings",
+    "usd_text",
+]
 
 _MAX_GOAL = 400
 _MAX_TEXT = 600  # characters of a reason or a label
@@ -102,7 +119,7 @@ def render_report(report: ForkReport, *, version: str) -> str:
         build_element("main", *_render_sections(report)),
         build_element(
             "footer",
-            f"Made by forkwise {version} on {_format_time(time.time())}. This page loads nothing and runs no script. "
+            f"Made by forkwise {version} on {format_moment(time.time())}. This page loads nothing and runs no script. "
             "Text of attempts is shown as it is; invisible characters appear as escapes.",
         ),
         class_="wrap",
@@ -120,7 +137,7 @@ def _render_top(report: ForkReport) -> Markup:
             build_element("span", "forkwise", class_="brand"),
             build_element("span", f"{fork.kind} {fork.id}"),
             build_element("span", f"in {truncate(workspace, 80)}"),
-            build_element("span", _format_time(fork.started)),
+            build_element("span", format_moment(fork.started)),
             class_="top",
         ),
         build_element("h1", truncate(report.goal.strip(), _MAX_GOAL), dir="auto"),
@@ -128,10 +145,10 @@ def _render_top(report: ForkReport) -> Markup:
 
 
 def _render_sections(report: ForkReport) -> Iterator[Markup]:
-    yield _render_verdict(report)
-    yield from _render_warnings(report)
-    matrix = _render_matrix(report)
-    judged = _render_judge(report)
+    yield render_verdict(report)
+    yield from render_warnings(report)
+    matrix = render_matrix(report)
+    judged = render_judge(report)
     jumps = {"attempts": "Attempts", "tests": matrix and "Tests", "judge": judged and "Judge", "details": "Changes"}
     links = [build_element("li", build_element("a", text, href=f"#{name}")) for name, text in jumps.items() if text]
     yield build_element("nav", build_element("ul", links, class_="jump"), aria_label="Parts of this page")
@@ -150,7 +167,8 @@ def _render_sections(report: ForkReport) -> Iterator[Markup]:
 # The decision
 
 
-def _render_verdict(report: ForkReport) -> Markup:
+def render_verdict(report: ForkReport) -> Markup:
+    """Render the decision with a few figures."""
     fork, chosen = report.fork, report.chosen
     tone = (
         "good"
@@ -164,7 +182,7 @@ def _render_verdict(report: ForkReport) -> Markup:
         "attempts": str(len(report.attempts)),
         "succeeded": str(report.states.get("succeeded", 0)),
         "time": duration_text(report.seconds),
-        "cost": "" if report.usd is None else _format_usd(report.usd),
+        "cost": "" if report.usd is None else usd_text(report.usd),
         "tests": "" if tests is None or not tests.ran else f"{tests.passed}/{tests.ran}",
     }
     words = build_element(
@@ -175,36 +193,38 @@ def _render_verdict(report: ForkReport) -> Markup:
     return build_element(
         "section",
         words,
-        _render_facts(tiles, "tiles"),
+        render_facts(tiles, "tiles"),
         class_=f"card verdict {tone}",
         aria_label="Decision",
     )
 
 
-def _render_facts(facts: Mapping[str, str], name: str) -> Markup:
+def render_facts(facts: Mapping[str, str], name: str) -> Markup:
     """Render those facts that are known."""
     rows = [build_element("div", build_element("dt", k), build_element("dd", v)) for k, v in facts.items() if v]
     return build_element("dl", rows, class_=name)
 
 
-def _render_warnings(report: ForkReport) -> Iterator[Markup]:
+def render_warnings(report: ForkReport) -> Iterator[Markup]:
+    """Render what the user has to know before deciding: failed judges, tampered tests, faults."""
     verdict = report.fork.verdict or {}
     failures = [str(text) for text in (*verdict.get("warnings", ()), *verdict.get("failures", ()))]
     if failures and report.fork.winner is None:
         text = "A judge failed, and tests and scores leave several attempts level. Nothing was committed: pick one."
-        yield _render_note("Undecided", [text, *failures])
+        yield render_note("Undecided", [text, *failures])
     elif failures:
-        yield _render_note("A judge failed", failures)
+        yield render_note("A judge failed", failures)
     tampered = [a.record.id for a in report.attempts if a.tests is not None and a.tests.is_tampered]
     if tampered:
         text = "These attempts changed what reports their tests. Their results do not count, and they cannot win."
-        yield _render_note(f"Tampered: {', '.join(tampered[:20])}", [text], tone="bad")
+        yield render_note(f"Tampered: {', '.join(tampered[:20])}", [text], tone="bad")
     if faults := report.states.get("faulted", 0):
         text = "A fault of the machine, a service or a provider ended them. That is not counted against them."
-        yield _render_note(f"{faults} attempt{'' if faults == 1 else 's'} could not be judged", [text])
+        yield render_note(f"{faults} attempt{'' if faults == 1 else 's'} could not be judged", [text])
 
 
-def _render_note(title: str, lines: Sequence[str], tone: str = "warn") -> Markup:
+def render_note(title: str, lines: Sequence[str], tone: str = "warn") -> Markup:
+    """Render a title and a few lines that stand out."""
     texts = [build_element("div", truncate(redact(line), _MAX_TEXT)) for line in lines[:10]]
     return build_element("div", build_element("strong", title), texts, class_=f"note {tone}", role="note")
 
@@ -258,16 +278,17 @@ def _build_cells(attempt: AttemptReport, number: int) -> dict[str, Child]:
         counted = tests.summary
     return {
         "attempt": nested,
-        "state": _render_state(attempt),
+        "state": render_state(attempt),
         "tests": counted,
         "changes": _describe_changes(attempt),
         "time": "" if seconds is None else duration_text(seconds),
-        "cost": "" if attempt.usd is None else _format_usd(attempt.usd),
-        "result": truncate(_result_text(attempt), 200),
+        "cost": "" if attempt.usd is None else usd_text(attempt.usd),
+        "result": truncate(format_result(attempt), 200),
     }
 
 
-def _render_state(attempt: AttemptReport) -> Markup:
+def render_state(attempt: AttemptReport) -> Markup:
+    """Render the state of an attempt in one word."""
     state = "won" if attempt.row.has_won else attempt.record.state
     label = "tampered" if attempt.tests is not None and attempt.tests.is_tampered else state
     return build_element("span", f"{_SIGNS.get(state, '')}{label}", class_=f"pill {_TONES.get(state, '')}".strip())
@@ -281,7 +302,8 @@ def _describe_changes(attempt: AttemptReport) -> str:
     return ", ".join(text for text in (files, attempt.record.git) if text)
 
 
-def _result_text(attempt: AttemptReport) -> str:
+def format_result(attempt: AttemptReport) -> str:
+    """Return what became of an attempt in a few words."""
     found = None if attempt.tests is None else attempt.tests.comparison
     if attempt.record.reason:
         return redact(attempt.record.reason)
@@ -292,7 +314,7 @@ def _result_text(attempt: AttemptReport) -> str:
 # The tests
 
 
-def _render_matrix(report: ForkReport) -> Markup | None:
+def render_matrix(report: ForkReport) -> Markup | None:
     """Render tests by attempts: those that some attempt fixed, broke or left failing."""
     if not report.tested:
         return None
@@ -355,7 +377,8 @@ def _break_name(name: str) -> list[Child]:
 # The judge
 
 
-def _render_judge(report: ForkReport) -> Markup | None:
+def render_judge(report: ForkReport) -> Markup | None:
+    """Render what the judges said; None if there were none."""
     verdict = report.fork.verdict or {}
     votes = [vote for vote in verdict.get("votes") or () if isinstance(vote, dict)]
     used = usage_text(verdict)
@@ -435,17 +458,17 @@ def _render_attempt(attempt: AttemptReport, number: int, *, is_open: bool, rows:
         "exit code": "" if record.exit_code is None else str(record.exit_code),
         "time": "" if attempt.seconds is None else duration_text(attempt.seconds),
         "used": ", ".join(text for text in usage if text),
-        "cost": "" if attempt.usd is None else _format_usd(attempt.usd),
+        "cost": "" if attempt.usd is None else usd_text(attempt.usd),
         "tests": "" if attempt.tests is None else attempt.tests.summary,
         "output": size_text(record.output_bytes) if record.output_bytes else "",
     }
     body = build_element(
         "div",
-        _render_facts(facts, "facts"),
-        _render_trouble(attempt),
+        render_facts(facts, "facts"),
+        render_trouble(attempt),
         build_element("h3", "Changes"),
         diffs,
-        _render_failures(attempt),
+        render_failures(attempt),
         _render_steps(attempt),
         _render_output(attempt),
         class_="body",
@@ -453,21 +476,22 @@ def _render_attempt(attempt: AttemptReport, number: int, *, is_open: bool, rows:
     head = build_element(
         "summary",
         build_element("span", record.id, class_="name"),
-        _render_state(attempt),
+        render_state(attempt),
         build_element("span", truncate_line(attempt.label, 80), class_="soft", dir="auto"),
     )
     return build_element("details", head, body, class_="card attempt", id=f"a-{number}", open=is_open), used
 
 
-def _render_trouble(attempt: AttemptReport) -> Child:
+def render_trouble(attempt: AttemptReport) -> Child:
+    """Render why an attempt failed, or why its tests say nothing."""
     notes: list[Markup] = []
     tests = attempt.tests
     if attempt.trouble and tests is not None:
         title = "Its tests were tampered with" if tests.is_tampered else "Its test results are in doubt"
-        notes.append(_render_note(title, [f"{_sentence(attempt.trouble)}"], "bad" if tests.is_tampered else "warn"))
+        notes.append(render_note(title, [f"{_sentence(attempt.trouble)}"], "bad" if tests.is_tampered else "warn"))
     elif attempt.record.reason:
         notes.append(
-            _render_note(
+            render_note(
                 "Why it failed" if attempt.record.state == "failed" else "Why it ended",
                 [_sentence(redact(attempt.record.reason))],
                 "warn",
@@ -475,14 +499,15 @@ def _render_trouble(attempt: AttemptReport) -> Child:
         )
     if tests is not None and tests.touched:
         shown = ", ".join(tests.touched[:10]) + (" …" if len(tests.touched) > 10 else "")
-        notes.append(_render_note("It changed files that grade", [f"{shown}: it was judged without these changes."]))
+        notes.append(render_note("It changed files that grade", [f"{shown}: it was judged without these changes."]))
     if attempt.record.needs_ignored:
         shown = ", ".join(attempt.record.needs_ignored[:10])
-        notes.append(_render_note("It passes only with ignored files", [f"{shown}: --include-ignored commits them."]))
+        notes.append(render_note("It passes only with ignored files", [f"{shown}: --include-ignored commits them."]))
     return notes
 
 
-def _render_failures(attempt: AttemptReport) -> Child:
+def render_failures(attempt: AttemptReport) -> Child:
+    """Render the tests that fail in an attempt, with their messages."""
     tests = attempt.tests
     if tests is None or not tests.failures:
         return None
@@ -561,7 +586,7 @@ def _render_changes(changes: StoredChanges | None, rows: int, *, is_open: bool) 
     executed = list(changes.delta.executable_config)
     if executed:
         lines = [f"{path}: {executor}" for path, executor in executed[:10]]
-        parts.insert(0, _render_note("This changes what a machine will run", lines))
+        parts.insert(0, render_note("This changes what a machine will run", lines))
     return parts, used
 
 
@@ -569,7 +594,7 @@ def _render_file(file: FileDiff, rows: int, *, is_open: bool) -> tuple[Markup, i
     found = describe_file(file)
     is_made = is_generated(file)
     limit = max(min(_GENERATED_ROWS if is_made else _FILE_ROWS, rows), 0)
-    head = _build_head(file, found, is_made=is_made)
+    head = build_file_head(file, found, is_made=is_made)
     if found.note:
         return build_element("div", build_element("div", head, class_="bare"), class_="file"), 0
     table, left = render_diff(file, count=limit)
@@ -581,7 +606,8 @@ def _render_file(file: FileDiff, rows: int, *, is_open: bool) -> tuple[Markup, i
     )
 
 
-def _build_head(file: FileDiff, found: ChangeSummary, *, is_made: bool) -> list[Child]:
+def build_file_head(file: FileDiff, found: ChangeSummary, *, is_made: bool) -> list[Child]:
+    """Build the line above a diff: path, kind, and counts."""
     words = [found.kind if found.kind != "changed" else "", found.mode, "generated" if is_made else "", found.note]
     counts: list[Child] = []
     if not found.note:
@@ -610,11 +636,13 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minute} min" if hours else f"{minute} min {second} s"
 
 
-def _format_usd(usd: float) -> str:
+def usd_text(usd: float) -> str:
+    """Format an amount of dollars."""
     return f"${usd:.2f}" if usd >= 0.01 or usd == 0 else f"${usd:.4f}"
 
 
-def _format_time(timestamp: float) -> str:
+def format_moment(timestamp: float) -> str:
+    """Format a time as date and time of day."""
     return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 

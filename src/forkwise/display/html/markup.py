@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 __all__ = ["Child", "Markup", "build_element", "escape_text", "join_markup"]
 
-_VOID = {"br", "hr", "meta", "col", "wbr"}
+_VOID = {"br", "hr", "meta", "col", "wbr", "link", "input", "img"}
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _MAX_MARKS = 3  # combining marks on one letter; more of them draw over the lines above and below
 

@@ -1,0 +1,1 @@
+"""The web page: forks and attempts compared, discussed and decided in a browser. Needs the extra web."""

@@ -1,0 +1,187 @@
+/* What the pages of forkwise serve do in the browser: keys, running clocks, long output, lost connections. */
+'use strict';
+(() => {
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const byId = id => document.getElementById(id);
+
+  // Clocks of what is running
+
+  const duration = seconds => {
+    if (seconds < 60) return `${Math.max(seconds, 0).toFixed(0)} s`;
+    const minutes = Math.floor(seconds / 60);
+    return minutes < 60 ? `${minutes} min ${Math.floor(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  };
+  const tick = () => all('[data-since]').forEach(one => {
+    const text = duration(Date.now() / 1000 - Number(one.dataset.since));
+    if (one.textContent !== text) one.textContent = text;
+  });
+  setInterval(tick, 1000);
+  document.addEventListener('htmx:afterSettle', tick);
+  tick();
+
+  // Messages
+
+  const tell = (text, tone = 'warn', seconds = 8) => {
+    const note = document.createElement('div');
+    note.className = `note ${tone}`;
+    note.textContent = text;
+    byId('notices').append(note);
+    setTimeout(() => note.remove(), seconds * 1000);
+  };
+  document.addEventListener('htmx:responseError', event => {
+    const text = event.detail.xhr.responseText || 'The server refused this.';
+    tell(text.slice(0, 600), 'bad');
+  });
+  document.addEventListener('htmx:sendError', () => tell('The server does not answer.', 'bad'));
+  document.addEventListener('htmx:sseError', () => {
+    const live = byId('live');
+    live.textContent = 'Not connected; trying again …';
+    live.classList.add('lost');
+  });
+  document.addEventListener('htmx:sseOpen', () => {
+    const live = byId('live');
+    const wasLost = live.classList.contains('lost');
+    live.textContent = '';
+    live.classList.remove('lost');
+    if (wasLost) htmx.trigger(document.body, 'sse:fork');
+  });
+
+  // Choices survive the replacement of the part they are in
+
+  const chosen = new Set();
+  document.addEventListener('change', event => {
+    const box = event.target;
+    if (box.matches('input.pick')) {
+      if (box.checked) chosen.add(box.value); else chosen.delete(box.value);
+      showChoice();
+    }
+    if (box.dataset.submit) box.form.requestSubmit();
+  });
+  const showChoice = () => {
+    all('input.pick').forEach(box => { box.checked = chosen.has(box.value); });
+    const names = [...chosen];
+    all('[data-needs]').forEach(one => {
+      const least = Number(one.dataset.needs);
+      one.disabled = one.dataset.exactly ? names.length !== least : names.length < least;
+    });
+    const shown = byId('chosen');
+    if (shown) shown.textContent = names.length ? `Chosen: ${names.join(', ')}` : 'Choose attempts with their boxes, or press x.';
+  };
+  document.addEventListener('htmx:afterSwap', showChoice);
+  showChoice();
+
+  // Keys
+
+  let here = null;
+  const isTyping = target => target.closest('input:not([type=checkbox], [type=radio]), textarea, select, dialog');
+  const stops = () => {
+    const found = all('.stop, table.diff tr').filter(one => one.checkVisibility());
+    return found;
+  };
+  const moveTo = one => {
+    if (!one) return;
+    if (here) here.classList.remove('here');
+    here = one;
+    one.classList.add('here');
+    if (!one.hasAttribute('tabindex')) one.tabIndex = -1;
+    one.focus({ preventScroll: true });
+    one.scrollIntoView({ block: 'nearest' });
+    const top = one.getBoundingClientRect().top;
+    if (top < 130) window.scrollBy(0, top - 140);
+  };
+  const step = by => {
+    const found = stops();
+    if (!found.length) return;
+    const at = here && here.isConnected ? found.indexOf(here) : -1;
+    if (at < 0) {
+      const seen = found.findIndex(one => one.getBoundingClientRect().top > 120);
+      moveTo(found[Math.max(seen, 0)]);
+    } else moveTo(found[Math.min(Math.max(at + by, 0), found.length - 1)]);
+  };
+  const stepFile = by => {
+    const found = all('.file[data-path]');
+    if (!found.length) return;
+    const current = here && here.isConnected ? here.closest('.file[data-path]') : null;
+    let at = current ? found.indexOf(current) : -1;
+    if (at < 0 && by < 0) at = found.length;
+    const next = found[at + by];
+    if (!next) return;
+    if (next.matches('details')) next.open = true;
+    moveTo(next);
+    next.scrollIntoView({ block: 'start' });
+    window.scrollBy(0, -120);
+  };
+  const help = () => { const keys = byId('keys'); if (keys.open) keys.close(); else keys.showModal(); };
+  byId('help-button').addEventListener('click', help);
+  document.addEventListener('keydown', event => {
+    if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
+    const act = {
+      j: () => step(1), k: () => step(-1), n: () => stepFile(1), p: () => stepFile(-1), '?': help,
+      x: () => { const box = here && here.querySelector('input[type=checkbox]'); if (box) box.click(); },
+      s: () => { const box = document.querySelector('input[name=view]'); if (box) box.click(); },
+      c: () => comment(here),
+      Enter: () => {
+        if (event.target.closest('a, button, summary, input')) return false;
+        const link = here && here.querySelector('a[href]');
+        if (!link) return false;
+        link.click();
+      },
+    }[event.key];
+    if (act && act() !== false) event.preventDefault();
+  });
+  const comment = () => {};
+
+  // Output: parts are loaded when they come near, and dropped when they are far away
+
+  const output = byId('output');
+  if (output) {
+    const size = Number(output.dataset.step);
+    let total = Number(output.dataset.size);
+    const guess = 900;
+    const load = async part => {
+      if (part.dataset.state) return;
+      part.dataset.state = 'loading';
+      const answer = await fetch(`${output.dataset.part}&start=${part.dataset.start}`);
+      if (!answer.ok) { part.dataset.state = ''; return; }
+      total = Math.max(total, Number(answer.headers.get('x-output-size')));
+      const text = await answer.text();
+      const atEnd = output.scrollTop + output.clientHeight >= output.scrollHeight - 40;
+      part.innerHTML = text;  // made by the server, which escapes what attempts print
+      part.style.height = '';
+      part.dataset.state = 'loaded';
+      if (atEnd) output.scrollTop = output.scrollHeight;
+    };
+    const drop = part => {
+      if (part.dataset.state !== 'loaded') return;
+      part.style.height = `${part.offsetHeight}px`;
+      part.replaceChildren();
+      part.dataset.state = '';
+    };
+    const watch = new IntersectionObserver(entries => entries.forEach(entry => {
+      if (entry.isIntersecting) load(entry.target); else drop(entry.target);
+    }), { root: output, rootMargin: '1500px' });
+    const extend = () => {
+      for (let start = output.childElementCount * size; start < Math.max(total, 1); start += size) {
+        const part = document.createElement('div');
+        part.className = 'part';
+        part.dataset.start = start;
+        part.style.height = `${guess}px`;
+        output.append(part);
+        watch.observe(part);
+      }
+    };
+    extend();
+    output.scrollTop = output.scrollHeight;
+    if (output.dataset.live) {
+      const follow = async () => {
+        const last = output.lastElementChild;
+        if (last && last.dataset.state === 'loaded') { last.dataset.state = ''; await load(last); }
+        extend();
+      };
+      document.body.addEventListener('sse:progress', follow);
+      document.body.addEventListener('sse:fork', follow);
+      let busy = false;
+      document.body.addEventListener('htmx:sseMessage', async () => { if (!busy) { busy = true; await follow(); busy = false; } });
+    }
+  }
+})();

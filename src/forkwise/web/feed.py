@@ -1,0 +1,190 @@
+"""Feed: tells open pages that something changed, as server-sent events.
+
+One thread a workspace waits for the ledger's events while a page is open; without an open page nothing runs. A message
+only names what changed, and the page asks for those parts again, so that a slow page is never behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forkwise.errors import LedgerError
+
+if TYPE_CHECKING:
+    from forkwise.ledger.change_watch import ChangeWatch
+    from forkwise.ledger.records import ForkRecord
+    from forkwise.web.catalogue import Catalogue, ServedWorkspace
+
+__all__ = ["EventFeed"]
+
+_PACE_S = 0.15
+_PROGRESS_S = 0.5  # between two looks at what is not an event: output, and processes that died
+_MOST_EVENTS = 1000
+_PING_S = 15.0
+_SETTLE_S = 0.05  # to send several changes at once
+
+
+@dataclass(eq=False)
+class _Listener:
+    """One open page. ``fork`` is what it shows; None is the list of all forks."""
+
+    loop: asyncio.AbstractEventLoop
+    fork: str | None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    names: set[str] = field(default_factory=set)
+
+    def add(self, name: str) -> None:
+        self.names.add(name)
+        self.wake.set()
+
+
+class EventFeed:
+    """The changes of all workspaces of a server."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._watchers = {served.key: _Watcher(served) for served in catalogue}
+        self.is_closed = False
+
+    def close(self) -> None:
+        """End all streams and threads."""
+        self.is_closed = True
+        for watcher in self._watchers.values():
+            watcher.close()
+
+    async def follow(self, key: str | None = None, fork: str | None = None) -> AsyncIterator[str]:
+        """Yield the messages for one page: of one fork, or of all workspaces."""
+        listener = _Listener(asyncio.get_running_loop(), fork)
+        watchers = [one for name, one in self._watchers.items() if key in (None, name)]
+        for watcher in watchers:
+            watcher.add(listener)
+        try:
+            yield "retry: 1000\nevent: open\ndata: \n\n"
+            while not self.is_closed:
+                try:
+                    await asyncio.wait_for(listener.wake.wait(), _PING_S)
+                except TimeoutError:
+                    yield ": still here\n\n"
+                    continue
+                await asyncio.sleep(_SETTLE_S)
+                listener.wake.clear()
+                names, listener.names = listener.names, set()
+                for name in sorted(names):
+                    yield f"event: {name}\ndata: \n\n"
+        finally:
+            for watcher in watchers:
+                watcher.remove(listener)
+
+
+class _Watcher:
+    """Waits for the events of one ledger while it has listeners."""
+
+    def __init__(self, served: ServedWorkspace) -> None:
+        self._served = served
+        self._listeners: set[_Listener] = set()
+        self._lock = threading.Lock()
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def add(self, listener: _Listener) -> None:
+        with self._lock:
+            self._listeners.add(listener)
+            self._wanted.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"feed {self._served.key}", daemon=True)
+                self._thread.start()
+
+    def remove(self, listener: _Listener) -> None:
+        with self._lock:
+            self._listeners.discard(listener)
+            if not self._listeners:
+                self._wanted.clear()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wanted.set()
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            _wake(listener, "closed")
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._wanted.wait()
+            with self._served.ledger.watch_changes() as watch:
+                self._follow(watch)
+
+    def _follow(self, watch: ChangeWatch) -> None:
+        """Tell listeners what changes, as long as there are any."""
+        ledger = self._served.ledger
+        seen: int | None = None
+        progress: dict[str, object] = {}
+        looked = 0.0
+        while self._wanted.is_set() and not self._is_closed:
+            with suppress(LedgerError):  # the ledger is unreadable for now: the next look retries
+                if seen is None:
+                    seen = ledger.last_event()
+                    self._tell_all()  # a page may have been made before the first look
+                events = ledger.events(after=seen, limit=_MOST_EVENTS)
+                if events:
+                    seen = events[-1].seq
+                    self._tell({event.fork for event in events}, "fork")
+                if time.monotonic() - looked > _PROGRESS_S:
+                    looked = time.monotonic()
+                    found = self._look()
+                    self._tell({name for name in found if found[name] != progress.get(name)}, "progress")
+                    self._tell({name for name in progress if name not in found}, "fork")
+                    progress = found
+            watch.wait(_PACE_S, _PROGRESS_S)
+
+    def _look(self) -> dict[str, object]:
+        """Return what is not an event: the progress of attempts, and whether a fork's process lives."""
+        found: dict[str, object] = {}
+        for fork in self._served.ledger.forks(state="running"):
+            found[fork.id] = self._measure(fork)
+        return found
+
+    def _measure(self, fork: ForkRecord) -> object:
+        with self._lock:
+            is_wanted = any(one.fork in (None, fork.id) for one in self._listeners)
+        if not is_wanted:
+            return None
+        return [(a.id, a.files, a.output_bytes, a.last_line) for a in self._served.ledger.attempts(fork.id)]
+
+    def _tell_all(self) -> None:
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            _wake(listener, "fork")
+
+    def _tell(self, forks: set[str], name: str) -> None:
+        if not forks:
+            return
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            if listener.fork is None or listener.fork in forks or self._is_around(listener.fork, forks):
+                _wake(listener, name)
+
+    def _is_around(self, outer: str, forks: set[str]) -> bool:
+        """Return whether one of these forks was made inside an attempt of ``outer``."""
+        with suppress(LedgerError):
+            for name in forks:
+                parent = self._served.ledger.fork(name).parent
+                while parent is not None:
+                    fork = parent.partition(".")[0]
+                    if fork == outer:
+                        return True
+                    parent = self._served.ledger.fork(fork).parent
+        return False
+
+
+def _wake(listener: _Listener, name: str) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        listener.loop.call_soon_threadsafe(listener.add, name)

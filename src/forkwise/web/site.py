@@ -1,0 +1,211 @@
+"""Site: the addresses of the server, and what answers them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from forkwise.errors import BranchingError
+from forkwise.web.admission import Admission, Keys, visitor_of
+from forkwise.web.catalogue import Catalogue, ForkView
+from forkwise.web.change_view import DiffOptions, find_image, read_comparison, render_changes, render_window
+from forkwise.web.feed import EventFeed
+from forkwise.web.fork_list import render_list, render_list_page
+from forkwise.web.fork_overview import (
+    render_attempt_panel,
+    render_files,
+    render_fork,
+    render_output,
+    render_output_part,
+)
+from forkwise.web.page_shell import load_assets, render_fragment
+
+if TYPE_CHECKING:
+    from forkwise.display.attempt_report import AttemptReport
+
+__all__ = ["build_site"]
+
+_MAX_START = 1 << 40
+_MAX_FORM = 256 << 10  # bytes of a form
+
+_Page = Callable[[Request, ForkView], Response]
+
+
+def build_site(catalogue: Catalogue, keys: Keys, hosts: list[str], *, is_encrypted: bool = False) -> Starlette:
+    """Build the application. ``hosts`` are the names and ports that it answers to."""
+    feed = EventFeed(catalogue)
+    site = _Site(catalogue, feed)
+
+    @asynccontextmanager
+    async def run(_: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            feed.close()
+
+    fork = "/{mode:mode}/{key:str}/{fork:str}"
+    attempt = f"{fork}/a/{{attempt:str}}"
+    routes = [
+        Route("/", site.show_list),
+        Route("/forks", site.show_forks),
+        Route("/events", site.follow),
+        Route("/events/{key:str}/{fork:str}", site.follow),
+        Route("/assets/{digest:str}/{name:str}", site.send_asset),
+    ]
+    pages: dict[str, _Page] = {
+        f"{fork}/": site.show_fork,
+        f"{fork}/verdict": site.show_panel,
+        f"{fork}/columns": site.show_panel,
+        f"{fork}/tests": site.show_panel,
+        f"{attempt}/": site.show_changes,
+        f"{attempt}/rows": site.show_rows,
+        f"{attempt}/touched": site.show_touched,
+        f"{attempt}/image": site.send_image,
+        f"{attempt}/output": site.show_output,
+        f"{attempt}/output/part": site.show_output_part,
+    }
+    for mode in ("w", "blind"):
+        for path, page in pages.items():
+            routes.append(Route(path.replace("{mode:mode}", mode), site.wrap(page, is_blind=mode == "blind")))
+    app = Starlette(
+        routes=routes,
+        lifespan=run,
+        middleware=[Middleware(Admission, keys=keys, hosts=hosts, is_encrypted=is_encrypted)],
+        exception_handlers={HTTPException: _answer_refusal, BranchingError: _answer_failure},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _answer_refusal(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return PlainTextResponse(f"{error.detail}\n", error.status_code)
+
+
+async def _answer_failure(_: Request, error: Exception) -> Response:
+    return PlainTextResponse(f"{error}\n", 409)
+
+
+class _Site:
+    """The answers to requests. Those that read a ledger or files run in threads."""
+
+    def __init__(self, catalogue: Catalogue, feed: EventFeed) -> None:
+        self._catalogue = catalogue
+        self._feed = feed
+
+    def wrap(self, page: _Page, *, is_blind: bool) -> Callable[[Request], Response]:
+        """Return a handler that reads the fork of an address first."""
+
+        def answer(request: Request) -> Response:
+            key, fork = request.path_params["key"], request.path_params["fork"]
+            return page(request, self._catalogue.open_fork(key, fork, is_blind=is_blind))
+
+        return answer
+
+    # All forks
+
+    def show_list(self, request: Request) -> Response:
+        return HTMLResponse(render_list_page(self._catalogue, visitor_of(request), request.query_params))
+
+    def show_forks(self, request: Request) -> Response:
+        return _answer_panel(request, render_list(self._catalogue, request.query_params))
+
+    async def follow(self, request: Request) -> Response:
+        key, fork = request.path_params.get("key"), request.path_params.get("fork")
+        if key is not None and fork is not None:
+            await run_in_threadpool(self._catalogue.open_fork, key, fork)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._feed.follow(key, fork), media_type="text/event-stream", headers=headers)
+
+    async def send_asset(self, request: Request) -> Response:
+        found = load_assets().get(request.path_params["name"])
+        if found is None or found.address != request.url.path:
+            raise HTTPException(404, "There is no such file.")
+        headers = {"cache-control": "public, max-age=31536000, immutable"}
+        return Response(found.content, media_type=found.media_type, headers=headers)
+
+    # One fork
+
+    def show_fork(self, request: Request, view: ForkView) -> Response:
+        page = render_fork(view, visitor_of(request), actions=None, pictures=None, talk=None)
+        return HTMLResponse(page)
+
+    def show_panel(self, request: Request, view: ForkView) -> Response:
+        return _answer_panel(request, render_attempt_panel(view, request.url.path.rpartition("/")[2]))
+
+    # One attempt
+
+    def show_changes(self, request: Request, view: ForkView) -> Response:
+        attempt = view.find(request.path_params["attempt"])
+        options = DiffOptions.read(request.query_params)
+        wanted = _read_path(request, "file")
+        return HTMLResponse(render_changes(view, attempt, options, visitor_of(request), talk=None, wanted=wanted))
+
+    def show_rows(self, request: Request, view: ForkView) -> Response:
+        attempt = view.find(request.path_params["attempt"])
+        options = DiffOptions.read(request.query_params)
+        path = _read_path(request, "file")
+        file = next((one for one in read_comparison(view, attempt, options) if one.path == path), None)
+        if file is None:
+            raise HTTPException(404, "This attempt did not change such a file.")
+        address = request.url.path.removesuffix("rows")
+        window = render_window(address, file, options, _read_number(request.query_params, "start"))
+        return HTMLResponse(render_fragment(window))
+
+    def show_touched(self, request: Request, view: ForkView) -> Response:
+        return HTMLResponse(render_fragment(render_files(view, view.find(request.path_params["attempt"]))))
+
+    def send_image(self, request: Request, view: ForkView) -> Response:
+        attempt = view.find(request.path_params["attempt"])
+        path, side = _read_path(request, "file"), request.query_params.get("side", "new")
+        content, media_type = find_image(view, attempt, path, side)
+        return Response(
+            content, media_type=media_type, headers={"content-security-policy": "sandbox; default-src 'none'"}
+        )
+
+    def show_output(self, request: Request, view: ForkView) -> Response:
+        attempt = self._find_shown(request, view)
+        server = request.query_params.get("server", "")
+        return HTMLResponse(render_output(view, attempt, visitor_of(request), server))
+
+    def show_output_part(self, request: Request, view: ForkView) -> Response:
+        attempt = self._find_shown(request, view)
+        start = _read_number(request.query_params, "start")
+        size, part = render_output_part(view, attempt, request.query_params.get("server", ""), start)
+        return HTMLResponse(part, headers={"x-output-size": str(size)})
+
+    def _find_shown(self, request: Request, view: ForkView) -> AttemptReport:
+        if view.is_hidden:
+            raise HTTPException(403, "Output is hidden until the choice is made, because it may name its author.")
+        return view.find(request.path_params["attempt"])
+
+
+def _answer_panel(request: Request, panel: str) -> Response:
+    """Answer with a part of a page, or with nothing if the page has it already."""
+    version = request.query_params.get("version")
+    if version and f'data-version="{version}"' in panel[:2000]:
+        return Response(status_code=204)
+    return HTMLResponse(panel)
+
+
+def _read_number(query: Mapping[str, str], name: str) -> int:
+    text = query.get(name, "0")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 13:
+        raise HTTPException(400, f"{name} is not a number.")
+    return min(int(text), _MAX_START)
+
+
+def _read_path(request: Request, name: str) -> str:
+    """Return a path of the query, whose bytes may be any."""
+    found = dict(parse_qsl(request.url.query, keep_blank_values=True, errors="surrogateescape"))
+    return found.get(name, "")
