@@ -177,10 +177,7 @@ def _render_card(view: ForkView, attempt: AttemptReport) -> Markup:
     head = build_element(
         "div", build_element("a", name, href=address, class_="id"), render_state(attempt), choose, class_="line"
     )
-    known = record.ended or record.files or 0
-    touched = build_element(
-        "div", class_="touched", hx_get=f"{address}touched?known={known}", hx_trigger="load", hx_swap="innerHTML"
-    )
+    touched = build_element("div", class_="touched", hx_get=f"{address}touched", hx_trigger="load", hx_swap="innerHTML")
     return build_element(
         "li",
         head,
