@@ -31,7 +31,7 @@ from forkwise.ledger.sql_ledger import Dialect, SqlDatabase, SqlLedger
 from forkwise.linux.process_id import ProcessId
 
 if TYPE_CHECKING:
-    from forkwise.ledger.records import ForkRecord
+    from forkwise.ledger.records import Event, ForkRecord
 
 __all__ = ["SCRIPTS", "PostgresDatabase", "PostgresLedger"]
 
@@ -96,7 +96,18 @@ SCRIPTS = (
     ),
 )
 _OWN = "project = current_setting('forkwise.project')"
-_DIALECT = Dialect(own=f"{_OWN} AND", key="project, ", no_limit=None, label="first.data", last_event="lastval()")
+_DIALECT = Dialect(
+    own=f"{_OWN} AND",
+    key="project, ",
+    no_limit=None,
+    label="first.data",
+    last_event="lastval()",
+    casts={
+        **dict.fromkeys(("commit", "undone", "round"), "?::bigint"),
+        "score": "?::double precision",
+    },
+)
+_ADD_EVENT = "WITH added AS (INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?) RETURNING seq)"
 _LOCK_SPACE = 0x666B77  # of advisory locks: those of another program have other numbers
 _CONNECT_TIMEOUT_S = 10
 _LOCK_TIMEOUT_S = 60
@@ -137,6 +148,11 @@ class PostgresLedger(SqlLedger):
         self._postgres.announce(fork, kind)
         if data.get("owner") == ProcessId.current().dump() and self._lease is None:
             self._lease = _Lease(self._postgres)
+
+    def _add_event(self, event: Event, document: str) -> None:
+        table, values = self._merge_record(event, is_new=event.kind in ("begun", "added"))
+        statement = f"{_ADD_EVENT} {self._format_upsert(table, 'SELECT seq, {} FROM added')}"
+        self._database.rows(statement, (event.at, event.fork, event.attempt, event.kind, document, *values))
 
     def _read_label(self, found: Any) -> str | None:
         with suppress(ValueError, RecursionError):
@@ -223,7 +239,7 @@ class PostgresDatabase(SqlDatabase):
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self.lock:
             statement = sql.replace("?", "%s").encode()
-            has_rows = sql.lstrip().startswith("SELECT") or "RETURNING" in sql
+            has_rows = sql.lstrip().startswith("SELECT")
             until = time.monotonic() + _PATIENCE_S
             pause = _FIRST_PAUSE_S
             while True:
@@ -295,8 +311,8 @@ class PostgresDatabase(SqlDatabase):
         transaction.pipeline = connection.pipeline()
         transaction.pipeline.__enter__()
         connection.execute("BEGIN")
-        connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK_SPACE, self.project))
-        transaction.number = connection.execute("SELECT pg_current_xact_id()::text")
+        lock = "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock(%s, hashtext(%s))"
+        transaction.number = connection.execute(lock, (_LOCK_SPACE, self.project))
 
     def _commit(self, transaction: _Transaction) -> None:
         """Commit; if the connection is lost meanwhile, find out what became of it."""
@@ -315,7 +331,7 @@ class PostgresDatabase(SqlDatabase):
                 raise self._explain(error) from error
             self._drop_connection()
             self._transaction = None
-            if number is None or self.rows("SELECT pg_xact_status(?::text::xid8)", number) != [("committed",)]:
+            if number is None or self.rows("SELECT pg_xact_status(?::text::xid8)", number[:1]) != [("committed",)]:
                 raise self._explain(error) from error
 
     def _roll_back(self, *, is_sound: bool) -> None:

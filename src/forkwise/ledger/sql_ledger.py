@@ -14,7 +14,7 @@ import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -39,6 +39,13 @@ __all__ = ["DamagedRow", "Dialect", "SqlConversations", "SqlDatabase", "SqlLedge
 _FORK_FIELDS = {*ForkRecord.__slots__, "state"}
 _ATTEMPT_FIELDS = {*AttemptRecord.__slots__}
 _STATES: tuple[AttemptState, ...] = ("pending", "running", "succeeded", "failed", "faulted", "cancelled")
+#: The columns of a record, beside its number and its document; those of them that events change.
+_COLUMNS = {
+    "forks": ("id", "state", "parent", "commit", "undone"),
+    "attempts": ("id", "fork", "key", "round", "state", "score"),
+}
+_CHANGED = ("state", "commit", "undone", "score", "data")
+_INSERT_EVENT = "INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?)"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -48,7 +55,8 @@ class Dialect:
 
     ``own`` restricts a statement to the rows of this ledger, and ends with ``AND`` unless it is empty; ``key`` are the
     columns that come first in every unique key, with a comma. ``label`` is an expression for the label of an attempt
-    ``first``, ``last_event`` one for the number of the event that was added last.
+    ``first``, ``last_event`` one for the number of the event that was added last. ``casts`` are the placeholders of
+    columns whose type the database does not infer.
     """
 
     own: str
@@ -56,6 +64,7 @@ class Dialect:
     no_limit: int | None
     label: str
     last_event: str
+    casts: Mapping[str, str]
 
     def limit(self, limit: int | None) -> int | None:
         """Return a value for ``LIMIT``."""
@@ -128,6 +137,9 @@ class SqlLedger(Ledger):
         self._writer: int | None = None  # the thread whose transaction is open
         #: What that transaction has read or written of forks and attempts: nobody else writes meanwhile.
         self._known: dict[str, tuple[str, object]] = {}
+        #: The keys and rounds of attempts, by fork, once that transaction adds a second attempt to the fork.
+        self._keys: dict[str, set[tuple[Any, Any]]] = {}
+        self._asked: set[str] = set()
         self.conversations: SqlConversations = SqlConversations(database, dialect)
 
     def note_progress(
@@ -207,10 +219,10 @@ class SqlLedger(Ledger):
         with self._transaction():
             self._database.rows(f"DELETE FROM forks WHERE {self._own} true")
             self._database.rows(f"DELETE FROM attempts WHERE {self._own} true")
-            self._known.clear()
+            self._forget_known()
             with report("Rebuilding the ledger from its events") as work:
                 for event in self.events():
-                    self._apply(event, event.seq)
+                    self._apply(event)
                     work.done += 1
 
     def copy_from(self, source: SqlLedger) -> int:
@@ -228,8 +240,7 @@ class SqlLedger(Ledger):
                 raise LedgerError("the ledger to copy into is not empty: nothing was copied")
             events = source.events()
             for event in events:
-                self._add_event((event.at, event.fork, event.attempt, event.kind, _encode(event.data)))
-                self._apply(event)
+                self._add_event(event, _encode(event.data))
                 work.done += 1
             conversations = self.conversations.copy_from(source.conversations)
             if self._describe() != source._describe():
@@ -262,7 +273,12 @@ class SqlLedger(Ledger):
                 yield
             finally:
                 self._writer = None
-                self._known.clear()
+                self._forget_known()
+
+    def _forget_known(self) -> None:
+        self._known.clear()
+        self._keys.clear()
+        self._asked.clear()
 
     @property
     def _is_writing(self) -> bool:
@@ -278,48 +294,46 @@ class SqlLedger(Ledger):
             raise LedgerError(
                 f"event {kind!r} of {subject} cannot be stored as JSON: {error}", subject=subject
             ) from error
-        self._add_event((at, fork, attempt, kind, document))
-        self._apply(Event(0, at, fork, attempt, kind, data))
+        self._add_event(Event(0, at, fork, attempt, kind, data), document)
         if attempt is not None and "state" in data and kind != "added":
             self._database.rows(f"DELETE FROM progress WHERE {self._own} attempt = ?", (attempt,))
             self._known[attempt] = (self._known[attempt][0], None)
 
-    def _add_event(self, columns: tuple[float, str, str | None, str, str]) -> None:
-        self._database.rows("INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?)", columns)
+    def _add_event(self, event: Event, document: str) -> None:
+        """Add an event, whose data is ``document``, and set its fields on its record."""
+        self._database.rows(_INSERT_EVENT, (event.at, event.fork, event.attempt, event.kind, document))
+        table, values = self._merge_record(event, is_new=event.kind in ("begun", "added"))
+        self._database.rows(self._format_upsert(table, f"VALUES ({self._dialect.last_event}, {{}})"), values)
 
-    def _apply(self, event: Event, seq: int | None = None) -> None:
-        """Set the fields of an event on its record; the other fields stay.
+    def _apply(self, event: Event) -> None:
+        """Set the fields of a stored event on its record; the other fields stay. A new record gets its number."""
+        table, values = self._merge_record(event, is_new=False)
+        self._database.rows(self._format_upsert(table, "VALUES (?, {})"), (event.seq, *values))
 
-        ``seq`` is the number of the event, by default that of the one added last. A new record gets it.
-        """
+    def _merge_record(self, event: Event, *, is_new: bool) -> tuple[str, list[Any]]:
+        """Return the table of an event's record, and the values of its columns, apart from the number."""
         table, name = ("forks", event.fork) if event.attempt is None else ("attempts", event.attempt)
-        number, values = ("?", (seq,)) if seq is not None else (self._dialect.last_event, ())
         before, progress = self._known.get(name, (None, None))
-        rows = [(before,)] if before is not None else []
-        if before is None and (event.kind not in ("begun", "added") or seq is not None):
+        rows: list[tuple[Any, ...]] = [(before,)] if before is not None else []
+        if before is None and not is_new:
             rows = self._database.rows(f"SELECT data FROM {table} WHERE {self._own} id = ?", (name,))
-        fields = _FORK_FIELDS if event.attempt is None else _ATTEMPT_FIELDS
-        document = _merge_fields(rows, event.data, fields)
+        document = _merge_fields(rows, event.data, _FORK_FIELDS if table == "forks" else _ATTEMPT_FIELDS)
         text = _encode(document)
-        if event.attempt is None:
-            columns = [document.get(name) for name in ("id", "state", "parent", "commit", "undone")]
-            self._database.rows(
-                'INSERT INTO forks (seq, id, state, parent, "commit", undone, data) '
-                f"VALUES ({number}, ?, ?, ?, ?, ?, ?) "
-                f"ON CONFLICT ({self._dialect.key}id) DO UPDATE SET state = excluded.state, "
-                '"commit" = excluded."commit", undone = excluded.undone, data = excluded.data',
-                (*values, *columns, text),
-            )
-        else:
-            columns = [document.get(name) for name in ("id", "fork", "key", "round", "state", "score")]
-            self._database.rows(
-                "INSERT INTO attempts (seq, id, fork, key, round, state, score, data) "
-                f"VALUES ({number}, ?, ?, ?, ?, ?, ?, ?) "
-                f"ON CONFLICT ({self._dialect.key}id) DO UPDATE SET state = excluded.state, score = excluded.score, "
-                "data = excluded.data",
-                (*values, *columns, text),
-            )
         self._known[name] = (text, progress)
+        if table == "attempts" and event.fork in self._keys:
+            self._keys[event.fork].add((document.get("key"), document.get("round")))
+        return table, [*(document.get(column) for column in _COLUMNS[table]), text]
+
+    def _format_upsert(self, table: str, source: str) -> str:
+        """Return a statement that adds or changes a record; ``source`` has its values, with braces for all but seq."""
+        columns = [*_COLUMNS[table], "data"]
+        names = ", ".join(f'"{name}"' for name in columns)
+        changed = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name in _CHANGED)
+        values = ", ".join(self._dialect.casts.get(name, "?") for name in columns)
+        return (
+            f"INSERT INTO {table} (seq, {names}) {source.format(values)} "
+            f"ON CONFLICT ({self._dialect.key}id) DO UPDATE SET {changed}"
+        )
 
     def _load_fork(self, data: object) -> ForkRecord:
         """Build the record of a fork from its stored document. Raises an error if that is damaged."""
@@ -357,6 +371,12 @@ class SqlLedger(Ledger):
         return self._forks('("commit" = ? OR undone = ?) ORDER BY seq DESC', commit, commit)
 
     def _has_attempt(self, fork: str, key: str, round: int) -> bool:  # noqa: A002
+        if self._is_writing and fork not in self._keys and fork in self._asked:
+            query = f"SELECT key, round FROM attempts WHERE {self._own} fork = ?"
+            self._keys[fork] = {(row[0], row[1]) for row in self._database.rows(query, (fork,))}
+        if self._is_writing and fork in self._keys:
+            return (key, round) in self._keys[fork]
+        self._asked.update([fork] if self._is_writing else [])
         query = f"SELECT 1 FROM attempts WHERE {self._own} fork = ? AND key = ? AND round = ?"
         return bool(self._database.rows(query, (fork, key, round)))
 
@@ -369,7 +389,7 @@ class SqlLedger(Ledger):
             for fork in forks:
                 for table, column in (("events", "fork"), ("attempts", "fork"), ("forks", "id")):
                     self._database.rows(f"DELETE FROM {table} WHERE {self._own} {column} = ?", (fork,))
-            self._known.clear()
+            self._forget_known()
 
     def _forks(self, condition: str, *values: object) -> list[ForkRecord]:
         found = []
@@ -429,12 +449,12 @@ class SqlLedger(Ledger):
             with open(self.directory / "damaged.jsonl", "a", encoding="utf-8") as file:
                 file.writelines(json.dumps([row.table, *copy], default=repr) + "\n" for copy in copies)
             self._database.rows(f"DELETE FROM {row.table} WHERE {self._own} {key} = ?", (row.name,))
-            self._known.clear()
+            self._forget_known()
             if row.table in ("forks", "attempts"):
                 fork, _, attempt = row.name.partition(".")
                 for event in self._events("fork = ? ORDER BY seq", fork):
                     if event.attempt == (row.name if attempt else None):
-                        self._apply(event, event.seq)
+                        self._apply(event)
                 if not any(left[:2] == row[:2] for left in self.find_damage()):
                     return "rebuilt from its events"
                 self._database.rows(f"DELETE FROM {row.table} WHERE {self._own} {key} = ?", (row.name,))

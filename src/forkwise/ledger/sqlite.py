@@ -57,6 +57,7 @@ _DIALECT = Dialect(
     no_limit=-1,
     label="iif(json_valid(first.data), json_extract(first.data, '$.label'), NULL)",
     last_event="last_insert_rowid()",
+    casts={},
 )
 
 
