@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forkwise.cli.commands.agent.agents import agents, continue_session
 from forkwise.cli.commands.agent.chat import acp, chat
+from forkwise.cli.commands.agent.install import install, uninstall
 from forkwise.cli.commands.agent.keys import keys
 from forkwise.cli.commands.agent.mcp_server import mcp
 from forkwise.cli.commands.agent.model import model
@@ -33,5 +34,5 @@ forkwise_command.add_section(
     "Look", (ls, show, watch, serve, wait, open_preview, port, diff, report, export, log, judges)
 )
 forkwise_command.add_section("Branch", (branch, worktree, snapshot))
-forkwise_command.add_section("Agent", (agents, continue_session, chat, acp, mcp, keys, walk, model))
+forkwise_command.add_section("Agent", (agents, continue_session, chat, acp, mcp, install, uninstall, keys, walk, model))
 forkwise_command.add_section("Maintenance", (doctor, trust, ledger, gc, du, completion))
