@@ -16,9 +16,12 @@ __all__ = ["PostgresServer"]
 
 
 class PostgresServer:
-    """A server with an empty database, until ``close``. It can be stopped and started again meanwhile."""
+    """A server with an empty database, until ``close``. It can be stopped and started again meanwhile.
 
-    def __init__(self) -> None:
+    With ``size`` its files are in a filesystem of that size, such as ``100m``, which only root can mount.
+    """
+
+    def __init__(self, size: str | None = None) -> None:
         found = [
             *Path("/usr/lib/postgresql").glob("*/bin/postgres"),
             *map(Path, filter(None, [shutil.which("postgres")])),
@@ -26,10 +29,15 @@ class PostgresServer:
         need(bool(found), "PostgreSQL is not installed")
         self._programs = found[0].parent
         self.directory = Path(tempfile.mkdtemp(prefix="forkwise-pg-"))
+        self._is_mounted = size is not None
+        if size is not None:
+            need(os.geteuid() == 0, "only root mounts a small filesystem")
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", self.directory], check=True)
         if os.geteuid() == 0:
             shutil.chown(self.directory, "postgres", "postgres")
         self.url = f"postgresql:///postgres?host={self.directory}&user=postgres"
-        self._run("initdb", "-D", f"{self.directory}/data", "-A", "trust", "-U", "postgres", "--no-sync")
+        create = ["initdb", "-D", f"{self.directory}/data", "-A", "trust", "-U", "postgres", "--no-sync"]
+        self._run(*create, *(["--wal-segsize=1"] if size else []))
         self._server: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -45,13 +53,16 @@ class PostgresServer:
     def stop(self, number: int = signal.SIGINT) -> None:
         """Stop it at once, or kill it."""
         assert self._server is not None
-        self._server.send_signal(number)
+        if self._server.poll() is None:
+            self._server.send_signal(number)
         self._server.wait()
 
     def close(self) -> None:
         """Stop it, and remove its files."""
         if self._server is not None and self._server.poll() is None:
             self.stop()
+        if self._is_mounted:
+            subprocess.run(["umount", self.directory], check=True)
         shutil.rmtree(self.directory)
 
     def _run(self, *command: str) -> None:

@@ -21,6 +21,7 @@ from forkwise.fork.agent_paths import take_logins
 from forkwise.fork.stored_fork import PATIENCE, StoredFork, is_scratch, reconcile
 from forkwise.ledger.disk_use import measure_disk_use
 from forkwise.ledger.sqlite import open_ledger
+from forkwise.linux.process_id import ProcessId
 
 if TYPE_CHECKING:
     from forkwise.config.gc_limits import GcLimits
@@ -43,7 +44,7 @@ __all__ = [
 
 _POLL_INTERVAL = 0.25  # seconds
 _LONGEST_INTERVAL = 15.0  # if the ledger announces requests
-_REQUESTS = ("unwanted", "resolved", "aborted")  # events by which other processes end a fork or an attempt
+_REQUESTS = ("unwanted", "resolved", "aborted", "adopted")  # events by which other processes end a fork or an attempt
 _WAIT_INTERVAL = 0.05
 _COLLECT_INTERVAL = 86400.0  # between two automatic collections
 _STAMP = "collected"  # in the state directory: the time of the last automatic collection
@@ -62,7 +63,7 @@ async def _follow_requests(fork: Fork, watch: ChangeWatch) -> None:
         await watch.wait_async(_POLL_INTERVAL, _LONGEST_INTERVAL)
         if fork.is_over:
             return
-        if is_decided(fork):
+        if _is_decided_elsewhere(fork):
             await fork.stop_decided_elsewhere()
             return
         with suppress(LedgerError):  # the ledger is unreadable for now: the next poll retries
@@ -78,6 +79,14 @@ def is_decided(fork: Fork) -> bool:
     """Return whether a fork was decided, by this or another process."""
     with suppress(LedgerError):  # the ledger is unreadable for now: the next write to it raises
         return fork.ledger.fork(fork.id).is_over
+    return False
+
+
+def _is_decided_elsewhere(fork: Fork) -> bool:
+    """Return whether a fork was decided, or adopted by another process because the lease of this one had expired."""
+    with suppress(LedgerError):
+        record = fork.ledger.fork(fork.id)
+        return record.is_over or record.owner not in (ProcessId.current(), ProcessId.nobody())
     return False
 
 

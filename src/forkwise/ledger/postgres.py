@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import select
 import threading
@@ -95,6 +96,8 @@ SCRIPTS = (
         for table in _TABLES
     ),
 )
+logging.getLogger("psycopg").addHandler(logging.NullHandler())  # it logs what is also raised, by default to stderr
+
 _OWN = "project = current_setting('forkwise.project')"
 _DIALECT = Dialect(
     own=f"{_OWN} AND",
@@ -117,6 +120,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _LISTENER_SETTINGS = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
 _LEASE_S = 60
 _RENEWAL_S = 15.0
+_MARGIN_S = 5.0  # by which a lease counts as expired early
 
 
 class PostgresLedger(SqlLedger):
@@ -133,6 +137,7 @@ class PostgresLedger(SqlLedger):
         self._postgres = PostgresDatabase(url, project)
         super().__init__(directory, self._postgres, _DIALECT)
         self._lease: _Lease | None = None
+        self._own_forks: set[str] = set()  # those that this process has begun or adopted
 
     def close(self) -> None:
         if self._lease is not None:
@@ -144,10 +149,26 @@ class PostgresLedger(SqlLedger):
         return self._postgres.listener.watch(fork, kinds)
 
     def _append(self, fork: str, attempt: str | None, kind: str, /, **data: Any) -> None:
+        owner = data.get("owner")
+        is_own = owner == ProcessId.current().dump()
+        if not is_own and fork in self._own_forks and self._lease is not None and self._lease.has_expired:
+            self._require_ownership(fork)
         super()._append(fork, attempt, kind, **data)
         self._postgres.announce(fork, kind)
-        if data.get("owner") == ProcessId.current().dump() and self._lease is None:
-            self._lease = _Lease(self._postgres)
+        if is_own:
+            self._own_forks.add(fork)
+            if self._lease is None:
+                self._lease = _Lease(self._postgres)
+
+    def _require_ownership(self, fork: str) -> None:
+        """Raise LedgerError if another process adopted a fork of this one, whose lease had expired."""
+        record = self._find_fork(fork)
+        if record is not None and record.owner != ProcessId.current() and record.stored == "running":
+            raise LedgerError(
+                f"fork {fork} was taken over by process {record.owner.label}, because this process did not renew its "
+                f"lease for {_LEASE_S} s: it runs there now, and what this process does for it is not recorded",
+                subject=fork,
+            )
 
     def _add_event(self, event: Event, document: str) -> None:
         table, values = self._merge_record(event, is_new=event.kind in ("begun", "added"))
@@ -184,9 +205,19 @@ class _Lease:
         self._is_over = threading.Event()
         self._owner = _describe_owner(ProcessId.current())
         self._pid = os.getpid()
+        self._renewed_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._has_expired = False
         self._renew()
         self._thread = threading.Thread(target=self._run, name="forkwise-lease", daemon=True)
         self._thread.start()
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether other processes may have found the lease expired at any time, and adopted forks of this process.
+
+        The clock of this machine decides, which goes on while the machine is suspended.
+        """
+        return self._has_expired or self._find_age() > _LEASE_S - _MARGIN_S
 
     def close(self) -> None:
         """End the lease."""
@@ -194,17 +225,23 @@ class _Lease:
         if os.getpid() == self._pid:
             self._thread.join()
 
+    def _find_age(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self._renewed_at
+
     def _run(self) -> None:
         while not self._is_over.wait(_RENEWAL_S):
             with suppress(LedgerError):  # the server is away: the next renewal tries again
                 self._renew()
 
     def _renew(self) -> None:
+        started = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._database.rows(
             f"INSERT INTO leases (owner, until) VALUES (?, now() + interval '{_LEASE_S} s') "
             "ON CONFLICT (project, owner) DO UPDATE SET until = excluded.until",
             (self._owner,),
         )
+        self._has_expired = self._has_expired or self._find_age() > _LEASE_S - _MARGIN_S
+        self._renewed_at = started
 
 
 class _Transaction:
@@ -340,13 +377,12 @@ class PostgresDatabase(SqlDatabase):
         if transaction is None or self._connection is None:
             return
         try:
-            if not is_sound:
+            if not is_sound or self._is_lost():
                 self._drop_connection()
                 return
             with suppress(psycopg.Error):  # the error that is being handled
                 transaction.end()
-            if not self._is_lost():
-                self._connection.execute("ROLLBACK")
+            self._connection.execute("ROLLBACK")
         except psycopg.Error:
             self._drop_connection()
 
