@@ -43,6 +43,23 @@ assert [n for n in os.listdir(f"{workspace.state}/branches") if n.startswith(".s
 os.kill(os.getpid(), int(sys.argv[2]))
 """
 
+INTERRUPTED = f"""
+{MAKER.rpartition("os.kill")[0]}
+import gc
+from forkwise.files.store import pool
+
+remove_tree = pool.remove_tree
+
+def interrupt(*_):
+    pool.remove_tree = remove_tree
+    raise KeyboardInterrupt
+
+pool.remove_tree = interrupt
+del workspace
+gc.collect()
+assert pool.remove_tree is remove_tree
+"""
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
@@ -316,3 +333,12 @@ def test_it_goes_with_the_process(project: Path, open_workspace: Open, number: s
     workspace.gc()
     assert set(pooled_homes(workspace)) == own
     assert (taken(workspace) / "f").read_text() == "f\n"
+
+
+def test_what_an_interrupted_removal_left_goes_with_its_process(project: Path, open_workspace: Open) -> None:
+    need(os.geteuid() == 0, "mounting an overlay needs root")
+    workspace = open_workspace(project, view="overlay")
+    command = [sys.executable, "-c", INTERRUPTED, str(project)]
+    ended = subprocess.run(command, env=os.environ | {"FORKWISE_STATE": str(workspace.state.parent)}, check=False)
+    assert ended.returncode == 0
+    assert pooled_homes(workspace) == []

@@ -104,3 +104,23 @@ def test_an_interrupt_during_the_removal_leaves_nothing(temporary: Path, monkeyp
     with pytest.raises(KeyboardInterrupt), scratch_directory("diff"):
         pass
     assert list(temporary.iterdir()) == []
+
+
+INTERRUPTED = """
+import fcntl
+from forkwise.linux.scratch_directory import scratch_directory
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+fcntl.flock = interrupt
+with scratch_directory("diff"):
+    pass
+"""
+
+
+def test_an_interrupt_during_the_creation_leaves_nothing(temporary: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], env=environment, capture_output=True, check=False)
+    assert b"KeyboardInterrupt" in ended.stderr
+    assert list(temporary.iterdir()) == []

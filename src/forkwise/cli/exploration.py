@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import signal
 import subprocess
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -25,9 +24,7 @@ from forkwise.cli.git_result import GitExport, GitResult, trailers_of
 from forkwise.cli.private_mounts import enter_to_create
 from forkwise.cli.stop_signal import (
     find_stop_signal,
-    list_stop_signals,
-    receive_stop_signal,
-    restore_stop_signals,
+    run_until_stopped,
     stop_signals_deferred,
 )
 from forkwise.display.board import PACE, Board, attempt_record, usage_text
@@ -163,7 +160,7 @@ def _run_and_report(
         _Report(options, progress) as report,
     ):
         try:
-            outcome = _run(exploration, progress, options.directory)
+            outcome = _run(exploration, progress)
             try:
                 _write_patch(outcome, options, progress)
                 unfinished.pop("--output-patch", None)
@@ -345,13 +342,13 @@ def _describe_rest(progress: _Progress, directory: Path) -> str:
     return f"nothing was changed; {', '.join(kept)} had succeeded and can be committed with: {command}"
 
 
-def _run(exploration: Exploration, progress: _Progress, directory: Path) -> SpeculationOutcome:
+def _run(exploration: Exploration, progress: _Progress) -> SpeculationOutcome:
     """Run until there is an outcome. On a signal, stop all attempts, keep those that had succeeded, and raise."""
     try:
-        outcome = asyncio.run(_run_until_signal(exploration, progress))
-    except asyncio.CancelledError:
+        outcome = run_until_stopped(_run_and_refresh(exploration, progress))
+    except KeyboardInterrupt:
         progress.finish(summary=False)
-        raise StoppedBySignalError(find_stop_signal(), _describe_decision(progress, directory)) from None
+        raise
     except BranchingError:
         progress.finish(summary=True)
         raise
@@ -359,20 +356,16 @@ def _run(exploration: Exploration, progress: _Progress, directory: Path) -> Spec
     return outcome
 
 
-async def _run_until_signal(exploration: Exploration, progress: _Progress) -> SpeculationOutcome:
-    loop = asyncio.get_running_loop()
+async def _run_and_refresh(exploration: Exploration, progress: _Progress) -> SpeculationOutcome:
     run_task = asyncio.ensure_future(exploration(progress))
     refresh_task = asyncio.ensure_future(progress.refresh_forever())
-
-    def stop(number: signal.Signals) -> None:
-        if receive_stop_signal(number):  # a second Ctrl-C must not interrupt the clean-up
-            run_task.cancel()
-
-    handled = list_stop_signals()
-    for number in handled:
-        loop.add_signal_handler(number, stop, number)
     try:
-        await asyncio.wait([run_task, refresh_task], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait([run_task, refresh_task], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            run_task.cancel()
+            await asyncio.wait([run_task])
+            return run_task.result()
         if refresh_task.done():  # it failed: stdout was closed
             run_task.cancel()
             await asyncio.wait([run_task])
@@ -380,9 +373,6 @@ async def _run_until_signal(exploration: Exploration, progress: _Progress) -> Sp
         return run_task.result()
     finally:
         refresh_task.cancel()
-        for number in handled:
-            loop.remove_signal_handler(number)
-        restore_stop_signals()  # the event loop has set the default handlers
 
 
 def _collect_garbage(workspace: Workspace, options: ExploreOptions) -> None:

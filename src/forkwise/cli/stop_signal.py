@@ -10,8 +10,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 __all__ = [
@@ -21,8 +23,6 @@ __all__ = [
     "ignore_stop_signals",
     "list_stop_signals",
     "raise_on_stop_signals",
-    "receive_stop_signal",
-    "restore_stop_signals",
     "run_until_stopped",
     "stop_signals_deferred",
 ]
@@ -35,6 +35,8 @@ _PAUSE_S = 0.001
 _received: list[signal.Signals] = []
 _is_installed = False
 _is_deferred = False
+_cancel: Callable[[], object] | None = None  # cancels what runs in an event loop
+_is_swallowing = False  # whether Python is in the hook for exceptions that it cannot raise
 _is_pending = False  # whether a signal came while they were deferred
 
 
@@ -45,12 +47,6 @@ def raise_on_stop_signals() -> None:
     sys.unraisablehook = _send_again
     for number in list_stop_signals():
         signal.signal(number, _raise_once)
-
-
-def restore_stop_signals() -> None:
-    """Install the handlers again, if the program's entry point had, after something else has replaced them."""
-    if _is_installed:
-        raise_on_stop_signals()
 
 
 def ignore_stop_signals() -> None:
@@ -73,22 +69,17 @@ def list_stop_signals() -> list[signal.Signals]:
 def stop_signals_deferred() -> Iterator[None]:
     """Raise for a stop signal that comes during the block only at its end, for work that must not be left half done."""
     global _is_deferred, _is_pending
-    _is_deferred = True
+    was_deferred, _is_deferred = _is_deferred, True
+    replaced = {number: signal.signal(number, _raise_once) for number in list_stop_signals()}
     try:
         yield
     finally:
-        _is_deferred = False
-        if _is_pending:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+        _is_deferred = was_deferred
+        if _is_pending and not _is_deferred:
             _is_pending = False
             raise KeyboardInterrupt
-
-
-def receive_stop_signal(number: signal.Signals) -> bool:
-    """Note a stop signal; return whether it is the first one, on which the command ends."""
-    if _received:
-        return False
-    _received.append(number)
-    return True
 
 
 def find_stop_signal() -> signal.Signals:
@@ -111,7 +102,8 @@ def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
     import asyncio
 
     try:
-        return asyncio.run(_run_until_stopped(work))
+        with stop_signals_deferred():  # raised in the event loop, it would end any task, or the loop itself
+            return asyncio.run(_run_until_stopped(work))
     except asyncio.CancelledError:
         if not _received:
             raise
@@ -121,41 +113,48 @@ def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
 async def _run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
     import asyncio
 
-    loop = asyncio.get_running_loop()
+    global _cancel, _is_pending
     task = asyncio.ensure_future(work)
-
-    def stop(number: signal.Signals) -> None:
-        if receive_stop_signal(number):
-            task.cancel()
-
-    handled = list_stop_signals()
-    for number in handled:
-        loop.add_signal_handler(number, stop, number)
+    _cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+    if _is_pending:  # it came before
+        _is_pending = False
+        _cancel()
     try:
         await asyncio.wait([task])
         return task.result()
     finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
-        restore_stop_signals()  # the event loop has set the default handlers
+        _cancel = None
 
 
 def _raise_once(number: int, _frame: object) -> None:
     global _is_pending
-    if receive_stop_signal(signal.Signals(number)):
-        if not _is_deferred:
-            raise KeyboardInterrupt
+    if _received:
+        return
+    _received.append(signal.Signals(number))
+    if _cancel is not None:
+        _cancel()
+    elif _is_deferred:
         _is_pending = True
+    else:
+        raise KeyboardInterrupt
 
 
 def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
     """Send a signal again if Python could not raise KeyboardInterrupt for it, because it was closing a generator."""
+    global _is_swallowing
     if not isinstance(unraisable.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
         return
-    number = find_stop_signal()
+    _is_swallowing = True
+    threading.Thread(target=_forget_and_send, args=[find_stop_signal()]).start()
+    _is_swallowing = False  # the last statement: Python handles signals at calls, and would swallow it here too
+
+
+def _forget_and_send(number: signal.Signals) -> None:
+    while _is_swallowing:
+        time.sleep(_PAUSE_S)
     forget_stop_signal()
-    threading.Timer(_PAUSE_S, os.kill, (os.getpid(), number)).start()
+    os.kill(os.getpid(), number)
 
 
 def _ignore(_number: int, _frame: object) -> None:

@@ -5,9 +5,11 @@ Their process holds a lock on them, which the kernel releases however the proces
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -19,31 +21,41 @@ from forkwise.linux.trees import closing_fd, open_root, remove_tree
 __all__ = ["create_scratch_directory", "is_purpose", "list_abandoned", "remove_abandoned", "scratch_directory"]
 
 _NAME = re.compile(r"forkwise-scratch-[a-z]+-[A-Za-z0-9_]{8}\Z", re.ASCII)
+_temporary: set[tuple[int, str]] = set()  # processes and the directories that they are to remove
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
 def scratch_directory(purpose: str) -> Iterator[str]:
     """Yield a new directory that only the user can read, and remove it with the block. ``purpose`` is a word."""
-    path, fd = create_scratch_directory(purpose)
+    path, fd = _create(purpose, _temporary)
     with closing_fd(fd):
         try:
             yield path
         finally:
             _remove(path)
+            _temporary.discard((os.getpid(), path))
 
 
 def create_scratch_directory(purpose: str) -> tuple[str, int]:
     """Create a directory; return it with the descriptor that holds its lock."""
+    return _create(purpose, set())
+
+
+def _create(purpose: str, known: set[tuple[int, str]]) -> tuple[str, int]:
+    """Create a directory, and add it to those that are known before it is there."""
     while True:
-        path = tempfile.mkdtemp(prefix=f"forkwise-scratch-{purpose}-")
+        path = f"{tempfile.gettempdir()}/forkwise-scratch-{purpose}-{secrets.token_hex(4)}"
+        known.add((os.getpid(), path))
         try:
+            os.mkdir(path, 0o700)
             fd = os.open(path, _DIRECTORY)
-        except FileNotFoundError:
-            continue  # a garbage collection took it for abandoned, between its creation and its lock
-        except KeyboardInterrupt:
-            _remove(path)
-            raise
+        except (FileExistsError, FileNotFoundError):
+            # The name is taken; or a garbage collection took it for abandoned, between its creation and its lock.
+            known.discard((os.getpid(), path))
+            if not os.path.isdir(tempfile.gettempdir()):
+                raise
+            continue
         _lock(fd)
         if _is_at(path, fd):
             return path, fd
@@ -53,9 +65,17 @@ def create_scratch_directory(purpose: str) -> tuple[str, int]:
 def _remove(path: str) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
-    except KeyboardInterrupt:  # of the command: what is left would stay until a garbage collection
+    except KeyboardInterrupt:  # the process may go on for long
         shutil.rmtree(path, ignore_errors=True)
         raise
+
+
+@atexit.register
+def _remove_rest() -> None:
+    """Remove directories whose creation or removal a signal interrupted."""
+    for pid, path in _temporary:
+        if pid == os.getpid():
+            _remove(path)
 
 
 def list_abandoned() -> list[str]:

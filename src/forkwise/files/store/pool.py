@@ -7,6 +7,7 @@ without a new branch.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ from forkwise.files.store.record import Record
 from forkwise.files.store.trash import run_later
 from forkwise.files.store.view import DetachedMount, View
 from forkwise.linux.root_identity import RootIdentity
-from forkwise.linux.trees import open_root, remove_tree
+from forkwise.linux.trees import closing_fd, open_root, remove_tree
 
 if TYPE_CHECKING:
     from forkwise.files.store.state import StateDir
@@ -37,6 +38,7 @@ _MAX_MOUNTS = 64  # mounts kept ready: each is a descriptor, and a branch keeps 
 _TICK_NS = 900_000  # no kernel's coarse clock ticks faster
 _TOUCHES = 50
 _serial = count()
+_places: set[str] = set()  # directories of branches in which this process has prepared homes
 
 
 _pauses: list[None] = []  # one for each ``pool_paused`` block that runs
@@ -145,6 +147,7 @@ class BranchPool:
             time.sleep(_PAUSE_S)
 
     def _prepare_home(self) -> None:
+        _places.add(self._state_dir.home(""))
         home = self._state_dir.home(f".spare-{self._owner}-{next(_serial)}")
         generation = self._state_dir.head
         os.mkdir(home, 0o700)
@@ -216,6 +219,17 @@ def _has_fine_clock(home: str) -> bool:
 def _clear(branches: str, ready: list[PooledHome], owner: int) -> None:
     if owner == os.getpid():
         _remove(branches, ready)
+
+
+@atexit.register
+def _remove_rest() -> None:
+    """Remove what is left of pools whose removal a signal interrupted."""
+    prefix = f".spare-{os.getpid()}-"
+    for branches in _places:
+        with suppress(OSError), closing_fd(open_root(branches)) as parent:
+            for name in os.listdir(branches):
+                if name.startswith(prefix):
+                    remove_tree(parent, name)
 
 
 def _remove(branches: str, homes: list[PooledHome]) -> None:
