@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 from textual.app import App
 
-from forkwise.files.selection import AlignedPath, Choice
-from forkwise.text.diff import FileVersion
-from forkwise.text.merge3 import align
-from forkwise.tui.diff_view import (
-    NwayScreen,
-    NwayView,
+from forkwise.display.nway_grid import (
     accept,
     build_rows,
     count_regions,
@@ -22,6 +17,10 @@ from forkwise.tui.diff_view import (
     is_accepted,
     reject,
 )
+from forkwise.files.selection import AlignedPath, Choice
+from forkwise.text.diff import FileVersion
+from forkwise.text.merge3 import align
+from forkwise.tui.diff_view import NwayScreen, NwayView
 from tests.tui.pilot import Scene, play, until
 
 MODE = 0o100644

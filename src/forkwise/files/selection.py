@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch, Parent
     from forkwise.git.repository_change import RepositoryChange
 
-__all__ = ["AlignedPath", "Choice", "Selection", "align_branches", "build_selection", "select"]
+__all__ = ["AlignedPath", "Choice", "Selection", "align_branches", "align_path", "build_selection", "select"]
 
 #: The choice for a path: the name of the branch whose version to take, or hunks of any of the branches.
 Choice = str | frozenset[Hunk]
@@ -83,7 +83,7 @@ def align_branches(parent: Parent, branches: Mapping[str, Branch]) -> list[Align
             for change in file_diffs(versions, scan):
                 if change.old != change.new:
                     changed.setdefault(change.path, {})[name] = change
-    return [_align_path(path, found) for path, found in sorted(changed.items())]
+    return [align_path(path, found) for path, found in sorted(changed.items())]
 
 
 def select(parent: Parent, branches: Mapping[str, Branch], name: str, choice: Mapping[str, Choice]) -> Branch:
@@ -152,7 +152,8 @@ def _is_version(aligned: AlignedPath, chosen: Choice | None, name: str) -> bool:
     return wanted is not None and aligned.alignment.apply(chosen) == wanted.content
 
 
-def _align_path(path: str, found: Mapping[str, FileDiff]) -> AlignedPath:
+def align_path(path: str, found: Mapping[str, FileDiff]) -> AlignedPath:
+    """Align the changes of one path, each named by who made it."""
     base = next(iter(found.values())).old
     versions = {name: change.new for name, change in found.items()}
     texts = {

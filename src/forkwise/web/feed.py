@@ -87,6 +87,7 @@ class _Watcher:
     def __init__(self, served: ServedWorkspace) -> None:
         self._served = served
         self._listeners: set[_Listener] = set()
+        self._new: set[_Listener] = set()
         self._lock = threading.Lock()
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
@@ -95,6 +96,7 @@ class _Watcher:
     def add(self, listener: _Listener) -> None:
         with self._lock:
             self._listeners.add(listener)
+            self._new.add(listener)
             self._wanted.set()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"feed {self._served.key}", daemon=True)
@@ -103,6 +105,7 @@ class _Watcher:
     def remove(self, listener: _Listener) -> None:
         with self._lock:
             self._listeners.discard(listener)
+            self._new.discard(listener)
             if not self._listeners:
                 self._wanted.clear()
 
@@ -130,11 +133,11 @@ class _Watcher:
             with suppress(LedgerError):  # the ledger is unreadable for now: the next look retries
                 if seen is None:
                     seen = ledger.last_event()
-                    self._tell_all()  # a page may have been made before the first look
                 events = ledger.events(after=seen, limit=_MOST_EVENTS)
                 if events:
                     seen = events[-1].seq
                     self._tell({event.fork for event in events}, "fork")
+                self._welcome()
                 if time.monotonic() - looked > _PROGRESS_S:
                     looked = time.monotonic()
                     found = self._look()
@@ -142,6 +145,13 @@ class _Watcher:
                     self._tell({name for name in progress if name not in found}, "fork")
                     progress = found
             watch.wait(_PACE_S, _PROGRESS_S)
+
+    def _welcome(self) -> None:
+        """Tell new listeners to look once more: something may have changed after their page was made."""
+        with self._lock:
+            listeners, self._new = self._new, set()
+        for listener in listeners:
+            _wake(listener, "fork")
 
     def _look(self) -> dict[str, object]:
         """Return what is not an event: the progress of attempts, and whether a fork's process lives."""
@@ -156,12 +166,6 @@ class _Watcher:
         if not is_wanted:
             return None
         return [(a.id, a.files, a.output_bytes, a.last_line) for a in self._served.ledger.attempts(fork.id)]
-
-    def _tell_all(self) -> None:
-        with self._lock:
-            listeners = list(self._listeners)
-        for listener in listeners:
-            _wake(listener, "fork")
 
     def _tell(self, forks: set[str], name: str) -> None:
         if not forks:

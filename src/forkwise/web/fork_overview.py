@@ -50,8 +50,8 @@ _FILES_IN_COLUMN = 8
 _MAX_STEPS = 200
 PART_SIZE = 32 << 10  # bytes of output that are asked for at once
 _LONGEST_LINE = 2 << 10  # bytes of the next part in which the last line of a part may end
-_LIVE = "sse:fork from:body"
-_PROGRESS = "sse:fork from:body, sse:progress from:body"
+_LIVE = "sse:fork"
+_PROGRESS = "sse:fork, sse:progress throttle:500ms"
 
 
 def build_trail(view: ForkView, *last: str) -> Child:
@@ -250,6 +250,7 @@ def render_output(view: ForkView, attempt: AttemptReport, visitor: Visitor, serv
         data_size=str(size),
         data_step=str(PART_SIZE),
         data_live="true" if record.state == "running" else None,
+        hx_trigger="sse:progress",
     )
     steps = [line for step in attempt.steps[-_MAX_STEPS:] if (line := truncate_line(format_step(dict(step)), 200))]
     body = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
@@ -15,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from forkwise.display.html.markup import Child, Markup, build_element
 from forkwise.errors import BranchingError
-from forkwise.web.admission import Admission, Keys, visitor_of
+from forkwise.web.admission import Admission, Keys, Visitor, visitor_of
 from forkwise.web.catalogue import Catalogue, ForkView
 from forkwise.web.change_view import DiffOptions, find_image, read_comparison, render_changes, render_window
 from forkwise.web.feed import EventFeed
@@ -28,7 +29,10 @@ from forkwise.web.fork_overview import (
     render_output,
     render_output_part,
 )
-from forkwise.web.page_shell import load_assets, render_fragment
+from forkwise.web.job import JobBook
+from forkwise.web.nway_table import render_comparison, render_path
+from forkwise.web.page_shell import build_panel, load_assets, render_fragment
+from forkwise.web.resolution import ACTIONS, Desk, Form, render_actions, render_no_decision
 
 if TYPE_CHECKING:
     from forkwise.display.attempt_report import AttemptReport
@@ -36,15 +40,24 @@ if TYPE_CHECKING:
 __all__ = ["build_site"]
 
 _MAX_START = 1 << 40
-_MAX_FORM = 256 << 10  # bytes of a form
+_MAX_FORM = 1 << 20  # bytes of a form
+_QUICK_S = 0.3  # how long a decision may take before the page asks how it stands
 
 _Page = Callable[[Request, ForkView], Response]
 
 
-def build_site(catalogue: Catalogue, keys: Keys, hosts: list[str], *, is_encrypted: bool = False) -> Starlette:
-    """Build the application. ``hosts`` are the names and ports that it answers to."""
+def build_site(
+    catalogue: Catalogue,
+    keys: Keys,
+    hosts: Sequence[str],
+    *,
+    program: Sequence[str] = ("forkwise",),
+    is_encrypted: bool = False,
+) -> Starlette:
+    """Build the application. ``hosts`` are the names and ports that it answers to, ``program`` the command forkwise."""
     feed = EventFeed(catalogue)
-    site = _Site(catalogue, feed)
+    desk = Desk(program)
+    site = _Site(catalogue, feed, desk, keys)
 
     @asynccontextmanager
     async def run(_: Starlette) -> AsyncIterator[None]:
@@ -52,6 +65,7 @@ def build_site(catalogue: Catalogue, keys: Keys, hosts: list[str], *, is_encrypt
             yield
         finally:
             feed.close()
+            await run_in_threadpool(desk.close)
 
     fork = "/{mode:mode}/{key:str}/{fork:str}"
     attempt = f"{fork}/a/{{attempt:str}}"
@@ -60,6 +74,7 @@ def build_site(catalogue: Catalogue, keys: Keys, hosts: list[str], *, is_encrypt
         Route("/forks", site.show_forks),
         Route("/events", site.follow),
         Route("/events/{key:str}/{fork:str}", site.follow),
+        Route("/favicon.ico", lambda _: Response(status_code=204)),
         Route("/assets/{digest:str}/{name:str}", site.send_asset),
     ]
     pages: dict[str, _Page] = {
@@ -67,6 +82,10 @@ def build_site(catalogue: Catalogue, keys: Keys, hosts: list[str], *, is_encrypt
         f"{fork}/verdict": site.show_panel,
         f"{fork}/columns": site.show_panel,
         f"{fork}/tests": site.show_panel,
+        f"{fork}/actions": site.show_actions,
+        f"{fork}/compare": site.show_comparison,
+        f"{fork}/compare/file": site.show_path,
+        f"{fork}/jobs/{{job:str}}": site.show_job,
         f"{attempt}/": site.show_changes,
         f"{attempt}/rows": site.show_rows,
         f"{attempt}/touched": site.show_touched,
@@ -75,6 +94,8 @@ def build_site(catalogue: Catalogue, keys: Keys, hosts: list[str], *, is_encrypt
         f"{attempt}/output/part": site.show_output_part,
     }
     for mode in ("w", "blind"):
+        decide = site.wrap_decision(is_blind=mode == "blind")
+        routes.append(Route(f"{fork.replace('{mode:mode}', mode)}/do/{{action:str}}", decide, methods=["POST"]))
         for path, page in pages.items():
             routes.append(Route(path.replace("{mode:mode}", mode), site.wrap(page, is_blind=mode == "blind")))
     app = Starlette(
@@ -99,9 +120,12 @@ async def _answer_failure(_: Request, error: Exception) -> Response:
 class _Site:
     """The answers to requests. Those that read a ledger or files run in threads."""
 
-    def __init__(self, catalogue: Catalogue, feed: EventFeed) -> None:
+    def __init__(self, catalogue: Catalogue, feed: EventFeed, desk: Desk, keys: Keys) -> None:
         self._catalogue = catalogue
         self._feed = feed
+        self._desk = desk
+        self._keys = keys
+        self._jobs = JobBook()
 
     def wrap(self, page: _Page, *, is_blind: bool) -> Callable[[Request], Response]:
         """Return a handler that reads the fork of an address first."""
@@ -111,6 +135,27 @@ class _Site:
             return page(request, self._catalogue.open_fork(key, fork, is_blind=is_blind))
 
         return answer
+
+    def wrap_decision(self, *, is_blind: bool) -> Callable[[Request], Awaitable[Response]]:
+        """Return a handler that makes a decision with the values of a form."""
+
+        async def answer(request: Request) -> Response:
+            form = Form(await _read_form(request))
+            return await run_in_threadpool(self._decide, request, form, is_blind)
+
+        return answer
+
+    def _decide(self, request: Request, form: Form, is_blind: bool) -> Response:
+        key, fork, action = (request.path_params[name] for name in ("key", "fork", "action"))
+        view = self._catalogue.open_fork(key, fork, is_blind=is_blind)
+        if action == "cancel":
+            return HTMLResponse(render_no_decision(view))
+        if action not in ACTIONS:
+            raise HTTPException(404, "There is no such decision.")
+        title, decide = ACTIONS[action]
+        job = self._jobs.start(view.path, title, lambda: decide(self._desk, view, form))
+        self._jobs.wait(job, _QUICK_S)
+        return HTMLResponse(self._jobs.render(job, view.path, view.path))
 
     # All forks
 
@@ -137,8 +182,29 @@ class _Site:
     # One fork
 
     def show_fork(self, request: Request, view: ForkView) -> Response:
-        page = render_fork(view, visitor_of(request), actions=None, pictures=None, talk=None)
-        return HTMLResponse(page)
+        visitor = visitor_of(request)
+        actions = [self._build_actions(view, visitor), render_no_decision(view)]
+        return HTMLResponse(render_fork(view, visitor, actions=actions, pictures=None, talk=None))
+
+    def _build_actions(self, view: ForkView, visitor: Visitor) -> Markup:
+        content: list[Child] = [render_actions(view, visitor)]
+        if visitor.can_write:
+            token = self._keys.reader_token(f"{view.served.key}/{view.report.fork.id}")
+            link = build_element("a", "Read-only link", href=f"/?token={token}", class_="small soft")
+            content.append(link)
+        return build_panel("actions", f"{view.path}actions", content, trigger="sse:fork")
+
+    def show_actions(self, request: Request, view: ForkView) -> Response:
+        return _answer_panel(request, self._build_actions(view, visitor_of(request)))
+
+    def show_comparison(self, request: Request, view: ForkView) -> Response:
+        return HTMLResponse(render_comparison(view, visitor_of(request), decision=render_no_decision(view)))
+
+    def show_path(self, request: Request, view: ForkView) -> Response:
+        return HTMLResponse(render_path(view, visitor_of(request), _read_path(request, "file")))
+
+    def show_job(self, request: Request, view: ForkView) -> Response:
+        return HTMLResponse(self._jobs.render(request.path_params["job"], view.path, view.path))
 
     def show_panel(self, request: Request, view: ForkView) -> Response:
         return _answer_panel(request, render_attempt_panel(view, request.url.path.rpartition("/")[2]))
@@ -196,6 +262,19 @@ def _answer_panel(request: Request, panel: str) -> Response:
     if version and f'data-version="{version}"' in panel[:2000]:
         return Response(status_code=204)
     return HTMLResponse(panel)
+
+
+async def _read_form(request: Request) -> list[tuple[str, str]]:
+    """Read the values of a form. Raises HTTPException if there are too many."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _MAX_FORM:
+            raise HTTPException(413, "This form is too large.")
+    try:
+        return parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="surrogateescape", max_num_fields=5000)
+    except ValueError as error:
+        raise HTTPException(400, "This is not a form.") from error
 
 
 def _read_number(query: Mapping[str, str], name: str) -> int:

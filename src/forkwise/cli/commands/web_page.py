@@ -103,7 +103,8 @@ def serve(
         with _listen(host, port) as listener:
             number = listener.getsockname()[1]
             name = keys.host_name if is_loopback else host_name or _bracket(host)
-            site = build_site(catalogue, keys, [f"{name}:{number}"], is_encrypted=tls is not None)
+            program = [sys.executable, "-c", "from forkwise.cli import main; main()"]
+            site = build_site(catalogue, keys, [f"{name}:{number}"], program=program, is_encrypted=tls is not None)
             base = f"{'https' if tls else 'http'}://{name}:{number}"
             _announce(base, keys, output, opens_browser=browser)
             _run(site, listener, tls)

@@ -40,10 +40,8 @@
   });
   document.addEventListener('htmx:sseOpen', () => {
     const live = byId('live');
-    const wasLost = live.classList.contains('lost');
     live.textContent = '';
     live.classList.remove('lost');
-    if (wasLost) htmx.trigger(document.body, 'sse:fork');
   });
 
   // Choices survive the replacement of the part they are in
@@ -55,7 +53,55 @@
       if (box.checked) chosen.add(box.value); else chosen.delete(box.value);
       showChoice();
     }
+    if (box.matches('input.hunk-box')) {
+      if (box.checked) {
+        all('input.hunk-box').forEach(one => {  // one change of each place
+          if (one !== box && one.dataset.spot === box.dataset.spot) one.checked = false;
+        });
+      }
+      keepHunks();
+    }
     if (box.dataset.submit) box.form.requestSubmit();
+  });
+
+  // Chosen hunks survive a reload, and files that are opened later
+
+  const hunkForm = byId('hunk-form');
+  const hunkKey = hunkForm && `hunks ${hunkForm.dataset.keep}`;
+  const keptHunks = () => new Set(JSON.parse(sessionStorage.getItem(hunkKey) || '[]'));
+  const keepHunks = () => {
+    const kept = keptHunks();
+    all('input.hunk-box').forEach(one => { if (one.checked) kept.add(one.value); else kept.delete(one.value); });
+    sessionStorage.setItem(hunkKey, JSON.stringify([...kept]));
+    showHunks(kept);
+  };
+  const showHunks = kept => {
+    const text = byId('hunks');
+    if (text && kept.size) text.textContent = kept.size === 1 ? '1 change chosen' : `${kept.size} changes chosen`;
+    else if (text) text.textContent = 'Choose hunks with their boxes, or press x.';
+  };
+  const restoreHunks = root => {
+    if (!hunkForm) return;
+    const kept = keptHunks();
+    all('input.hunk-box', root).forEach(one => { one.checked = kept.has(one.value); });
+    showHunks(kept);
+  };
+  document.addEventListener('htmx:load', event => restoreHunks(event.detail.elt));
+  restoreHunks(document);
+  document.addEventListener('htmx:configRequest', event => {
+    if (!hunkForm || !event.detail.path.endsWith('/do/prepare')) return;
+    event.detail.formData.delete('hunk');  // also those of files that are closed
+    keptHunks().forEach(value => event.detail.formData.append('hunk', value));
+  });
+
+  // What comes of a decision gets the focus
+
+  document.addEventListener('htmx:load', event => {
+    const shown = event.detail.elt;
+    if (shown.dataset && shown.dataset.focus) {
+      shown.focus({ preventScroll: true });
+      shown.scrollIntoView({ block: 'nearest' });
+    }
   });
   const showChoice = () => {
     all('input.pick').forEach(box => { box.checked = chosen.has(box.value); });
@@ -117,7 +163,11 @@
     if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
     const act = {
       j: () => step(1), k: () => step(-1), n: () => stepFile(1), p: () => stepFile(-1), '?': help,
-      x: () => { const box = here && here.querySelector('input[type=checkbox]'); if (box) box.click(); },
+      x: () => {
+        const boxes = here ? all('input[type=checkbox]', here) : [];
+        const at = boxes.findIndex(box => box.checked);  // each press takes the next version, and then none
+        if (at >= 0 && at === boxes.length - 1) boxes[at].click(); else if (boxes.length) boxes[at + 1].click();
+      },
       s: () => { const box = document.querySelector('input[name=view]'); if (box) box.click(); },
       c: () => comment(here),
       Enter: () => {
@@ -178,10 +228,13 @@
         if (last && last.dataset.state === 'loaded') { last.dataset.state = ''; await load(last); }
         extend();
       };
-      document.body.addEventListener('sse:progress', follow);
-      document.body.addEventListener('sse:fork', follow);
       let busy = false;
-      document.body.addEventListener('htmx:sseMessage', async () => { if (!busy) { busy = true; await follow(); busy = false; } });
+      document.body.addEventListener('sse:progress', async () => {
+        if (busy) return;
+        busy = true;
+        await follow();
+        busy = false;
+      });
     }
   }
 })();
