@@ -29,8 +29,8 @@ from forkwise.fork.resolve import pick, replace_winner
 from forkwise.fork.stored_fork import undo
 from forkwise.git.repository_change import format_left_repositories
 from forkwise.text.clean import truncate
-from forkwise.web.job import Answer, Outcome, render_outcome
 from forkwise.web.nway_table import read_choice
+from forkwise.web.task import Outcome, OutcomeButton, render_outcome
 
 if TYPE_CHECKING:
     from forkwise.display.attempt_report import AttemptReport
@@ -48,7 +48,7 @@ _CONFLICT_ANSWERS: dict[str, OnConflict] = {
 }
 _LISTED = 8
 _MAX_DIFF = 60_000
-_CANCEL = Answer("Cancel", "cancel")
+_CANCEL = OutcomeButton("Cancel", "cancel")
 
 
 class Form:
@@ -65,10 +65,10 @@ class Form:
         """Return all values of a name, each once."""
         return list(dict.fromkeys(value for key, value in self._pairs if key == name))
 
-    def answer(self, label: str, action: str, tone: str = "", **more: str) -> Answer:
+    def answer(self, label: str, action: str, tone: str = "", **more: str) -> OutcomeButton:
         """Return an answer that sends the same form again, with ``more``."""
         kept = {key: value for key, value in self._pairs if key in _KEPT}
-        return Answer(label, action, {**kept, **more}, tone)
+        return OutcomeButton(label, action, {**kept, **more}, tone)
 
 
 _KEPT = ("attempt", "on_conflict", "force", "allow", "prepared", "commit")
@@ -127,7 +127,7 @@ class Desk:
             raise HTTPException(400, "Choose two attempts or more.")
         again = {"names": " ".join(names)}
         if not form.get("sure"):
-            sure = Answer("Merge, test and commit", "combine", {**again, "sure": "1"}, "main")
+            sure = OutcomeButton("Merge, test and commit", "combine", {**again, "sure": "1"}, "main")
             title = f"Merge {', '.join(names)}?"
             return Outcome(
                 "", title, ["The merged files are tested first. The fork is decided if they pass."], [sure, _CANCEL]
@@ -142,7 +142,7 @@ class Desk:
         try:
             done = asyncio.run(work)
         except ExecutableConfigError as error:
-            allowed = Answer("Commit it", "combine", {**again, "sure": "1", "allow": "1"}, "bad")
+            allowed = OutcomeButton("Commit it", "combine", {**again, "sure": "1", "allow": "1"}, "bad")
             return _ask_about_executables(error, allowed)
         if done.commit is not None:
             left = list(format_left_repositories(done.left_repositories))
@@ -152,7 +152,7 @@ class Desk:
             link = build_element("a", "Choose hunk by hunk", href=f"{view.path}compare", class_="button main")
             return Outcome("warn", "Their changes conflict; nothing was committed", lines, [], link)
         assert done.tests is not None
-        force = Answer("Commit anyway", "combine", {**again, "sure": "1", "force": "1"}, "bad")
+        force = OutcomeButton("Commit anyway", "combine", {**again, "sure": "1", "force": "1"}, "bad")
         lines = [done.tests.doubt or done.tests.summary]
         detail = build_element("pre", truncate(done.tests.feedback(), 6000))
         return Outcome("bad", "The tests of the combination fail", lines, [force, _CANCEL], detail)
@@ -175,14 +175,16 @@ class Desk:
         lines = [f"{result}. From {', '.join(map(view.name_of, prepared.attempts))}; nothing is committed yet."]
         lines += format_left_repositories(prepared.left_repositories)
         feedback = "" if tests is None or prepared.is_good else tests.feedback()
-        commit = Answer("Commit it" if prepared.is_good else "Commit it anyway", "commit", {"prepared": name}, "main")
+        commit = OutcomeButton(
+            "Commit it" if prepared.is_good else "Commit it anyway", "commit", {"prepared": name}, "main"
+        )
         detail = [
             build_element("pre", truncate(feedback, 6000)) if feedback else None,
             build_element("pre", truncate(prepared.diff or "It changes no file.", _MAX_DIFF)),
         ]
         title = "The combination passes" if prepared.is_good and tests is not None else "The combination"
         tone = "good" if prepared.is_good else "bad"
-        return Outcome(tone, title, lines, [commit, Answer("Discard", "discard", {"prepared": name})], detail)
+        return Outcome(tone, title, lines, [commit, OutcomeButton("Discard", "discard", {"prepared": name})], detail)
 
     def commit(self, view: ForkView, form: Form) -> Outcome:
         """Commit what was prepared."""
@@ -222,7 +224,7 @@ class Desk:
         if not form.get("sure"):
             title = f"Stop {names}?" if chosen else "Abort the fork?"
             text = "The others continue." if chosen else "All of its branches are dropped."
-            sure = Answer(
+            sure = OutcomeButton(
                 "Stop" if chosen else "Abort",
                 "abort",
                 {"names": " ".join(map(view.name_of, chosen)), "sure": "1"},
@@ -249,7 +251,7 @@ class Desk:
         if number is None:
             raise HTTPException(409, "This fork has no commit.")
         if not form.get("sure"):
-            sure = Answer("Undo it", "undo", {"sure": "1"}, "main")
+            sure = OutcomeButton("Undo it", "undo", {"sure": "1"}, "main")
             return Outcome(
                 "",
                 f"Undo commit {number}?",
@@ -321,7 +323,7 @@ class Desk:
             view.served.ledger.record_note(view.report.fork.id, "unblinded", {"order": order})
         if done is None:
             return Outcome("good", "Decided", notes)
-        return Outcome("good", f"Committed as {done.id}", [f"{totals(done)}.", *notes], [Answer("Undo", "undo")])
+        return Outcome("good", f"Committed as {done.id}", [f"{totals(done)}.", *notes], [OutcomeButton("Undo", "undo")])
 
 
 #: What a page can do: the words while it is done, and the method that does it.
@@ -338,7 +340,7 @@ ACTIONS: Mapping[str, tuple[str, Callable[[Desk, ForkView, Form], Outcome]]] = {
 }
 
 
-def _ask_about_executables(error: ExecutableConfigError, allowed: Answer) -> Outcome:
+def _ask_about_executables(error: ExecutableConfigError, allowed: OutcomeButton) -> Outcome:
     lines = [f"{path}: {executor}" for path, executor in list(error.executors.items())[:_LISTED]]
     return Outcome("warn", "This changes what your machine will run. Commit it anyway?", lines, [allowed, _CANCEL])
 

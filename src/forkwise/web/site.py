@@ -29,10 +29,10 @@ from forkwise.web.fork_overview import (
     render_output,
     render_output_part,
 )
-from forkwise.web.job import JobBook
 from forkwise.web.nway_table import render_comparison, render_path
 from forkwise.web.page_shell import build_panel, load_assets, render_fragment
 from forkwise.web.resolution import ACTIONS, Desk, Form, render_actions, render_no_decision
+from forkwise.web.task import TaskBook
 
 if TYPE_CHECKING:
     from forkwise.display.attempt_report import AttemptReport
@@ -125,7 +125,7 @@ class _Site:
         self._feed = feed
         self._desk = desk
         self._keys = keys
-        self._jobs = JobBook()
+        self._jobs = TaskBook()
 
     def wrap(self, page: _Page, *, is_blind: bool) -> Callable[[Request], Response]:
         """Return a handler that reads the fork of an address first."""
@@ -257,7 +257,7 @@ class _Site:
 
 
 def _answer_panel(request: Request, panel: str) -> Response:
-    """Answer with a part of a page, or with nothing if the page has it already."""
+    """OutcomeButton with a part of a page, or with nothing if the page has it already."""
     version = request.query_params.get("version")
     if version and f'data-version="{version}"' in panel[:2000]:
         return Response(status_code=204)

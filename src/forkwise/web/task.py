@@ -1,4 +1,4 @@
-"""Job: something that takes a while, done in a thread while the page shows how it stands."""
+"""Task: something that takes a while, done in a thread while the page shows how it stands."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from forkwise.errors import BranchingError
 from forkwise.text.clean import truncate
 from forkwise.text.redaction import redact
 
-__all__ = ["Answer", "JobBook", "Outcome", "render_outcome"]
+__all__ = ["Outcome", "OutcomeButton", "TaskBook", "render_outcome"]
 
 _MOST_JOBS = 200
 _MAX_TEXT = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OutcomeButton:
     """A button under a question: what it does, with which form values."""
 
     label: str
@@ -38,7 +38,7 @@ class Outcome:
     tone: str
     title: str
     lines: Sequence[str] = ()
-    answers: Sequence[Answer] = ()
+    answers: Sequence[OutcomeButton] = ()
     detail: Child = None
 
 
@@ -50,7 +50,7 @@ class _Job:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class JobBook:
+class TaskBook:
     """The jobs of a server, the newest of them."""
 
     def __init__(self) -> None:
