@@ -65,6 +65,10 @@ def test_the_verbs_there_are() -> None:
         "walk",
         "chat",
         "acp",
+        "mcp",
+        "install",
+        "uninstall",
+        "serve",
         *exploring,
         *forks,
     )
@@ -72,6 +76,7 @@ def test_the_verbs_there_are() -> None:
     worktrees = ("add", "hook", "list", "mount", "remove")
     snapshots = ("create", "ls", "show", "unpack", "rm", "gc")
     groups = {
+        "keys": ("set", "ls", "rm"),
         "ledger": ("copy",),
         "port": ("ls",),
         "branch": branch,
@@ -92,9 +97,9 @@ def test_help_teaches(words: tuple[str, ...]) -> None:
     assert all(f"  $ {line}\n" in said for line in verb.example)
     assert all(text in said for text in ("Exit codes:", "130 interrupted"))
     assert ("--json" in said) == (words != ("acp",))  # which speaks a protocol of its own
-    # There is one model for all workspaces, and a store has snapshots of many; the caller of a hook, and an editor, say
+    # There is one model and one set of keys for all workspaces, and a store has snapshots of many; the caller of a hook, and an editor, say
     # which workspace it is for.
-    is_for_one = words[0] not in ("model", "acp", "snapshot") and words != ("worktree", "hook")
+    is_for_one = words[0] not in ("model", "acp", "keys", "snapshot") and words != ("worktree", "hook")
     assert ("--workspace" in said) == (is_for_one or words == ("snapshot", "create"))
 
 

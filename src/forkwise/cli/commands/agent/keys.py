@@ -65,7 +65,7 @@ def ls(output: Output) -> None:
         output.table(("variable", "kept in"), rows)
 
 
-@keys.command("rm", example=("forkwise keys rm ANTHROPIC_API_KEY",))
+@keys.command("rm", example=("forkwise keys rm ANTHROPIC_API_KEY", "forkwise keys rm OPENAI_API_KEY --json"))
 @click.argument("name", metavar="VARIABLE")
 @json_option
 def rm(name: str, output: Output) -> None:

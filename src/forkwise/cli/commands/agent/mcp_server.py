@@ -34,7 +34,7 @@ _SHORTEST_TOKEN = 16
 @workspace_option
 @json_option
 def mcp(port: int | None, read_only: bool, no_commit: bool, no_confirm: bool, directory: Path, output: Output) -> None:
-    """Serve this workspace to an agent, by the Model Context Protocol.
+    """Serve this workspace to an agent over MCP.
 
     The agent starts this command and gets ten tools: fork, wait, show, diff, run, write, test, pick, undo, abort.
     forkwise install registers it with an agent. With --http, the URL and the token that clients need are printed; the
