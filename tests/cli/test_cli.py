@@ -97,8 +97,8 @@ def test_help_teaches(words: tuple[str, ...]) -> None:
     assert all(f"  $ {line}\n" in said for line in verb.example)
     assert all(text in said for text in ("Exit codes:", "130 interrupted"))
     assert ("--json" in said) == (words != ("acp",))  # which speaks a protocol of its own
-    # There is one model and one set of keys for all workspaces, and a store has snapshots of many; the caller of a hook, and an editor, say
-    # which workspace it is for.
+    # There is one model and one set of keys for all workspaces, and a store has snapshots of many; the caller of a
+    # hook, and an editor, say which workspace it is for.
     is_for_one = words[0] not in ("model", "acp", "keys", "snapshot") and words != ("worktree", "hook")
     assert ("--workspace" in said) == (is_for_one or words == ("snapshot", "create"))
 
