@@ -215,7 +215,7 @@ class _Lease:
     def has_expired(self) -> bool:
         """Whether other processes may have found the lease expired at any time, and adopted forks of this process.
 
-        The clock of this machine decides, which goes on while the machine is suspended.
+        The clock of this machine decides, which continues while the machine is suspended.
         """
         return self._has_expired or self._find_age() > _LEASE_S - _MARGIN_S
 
