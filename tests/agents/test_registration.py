@@ -102,6 +102,17 @@ def test_install_is_repeatable_and_uninstall_is_exact(client: str, scope: str, h
     assert run("uninstall", client, f"--{scope}")["changed"] == []
 
 
+def test_options_of_the_server_are_registered_and_changed(home: Path, run: Run) -> None:
+    for client in CLIENTS:
+        file = home / FILES[client][0]
+        run("install", client)
+        run("install", client, "--no-confirm")
+        server = load(client, file)
+        assert (server.get("args") or server["command"])[-2:] == ["mcp", "--no-confirm"]
+        run("uninstall", client)
+        assert not file.exists()
+
+
 def test_what_the_user_changed_after_the_installation_stays(home: Path, run: Run) -> None:
     file = home / ".gemini/settings.json"
     run("install", "gemini")

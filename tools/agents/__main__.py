@@ -25,6 +25,7 @@ from tests.unprivileged import readable_copy
 from forkwise.agents.preset import load_agents
 from tools.agents.programs import install_programs
 from tools.agents.scripted_model import serve_model
+from tools.agents.server_trial import COMMANDS, try_server
 from tools.agents.trial import SETUPS, Trial, try_agent
 
 _PAGE = Path(__file__).parents[2] / "docs/agents.md"
@@ -41,13 +42,14 @@ def _copy_sources() -> Iterator[str]:
         yield f"{copy}/src:{copy}/tools"
 
 
-def _format_row(name: str, trials: list[Trial], reason: str | None) -> str:
+def _format_row(name: str, trials: list[Trial], reason: str | None, server: list[str] | None = None) -> str:
     if reason is not None:
-        return f"| `{name}` | | *untested*: {reason} | | | |"
+        return f"| `{name}` | | *untested*: {reason} | | | | |"
     setup = SETUPS[name]
     cells = ["; ".join(trial.problems) or "holds" for trial in trials]
     cells += ["not run"] * (2 - len(cells))
     facts = ["yes" if known else "–" for known in (setup.has_session, setup.has_tokens)]
+    facts.append("–" if server is None else "; ".join(server) or "holds")
     return f"| `{name}` | {trials[0].version} | {' | '.join(cells)} | {' | '.join(facts)} |"
 
 
@@ -55,7 +57,10 @@ def main(names: list[str]) -> int:
     """Run all agents, or those that are named; as root, also as another user."""
     chosen = names or list(SETUPS)
     users = (0, NOBODY) if os.geteuid() == 0 else (os.geteuid(),)
-    rows = ["| agent | version | root | another user | session | tokens |", "| --- | --- | --- | --- | --- | --- |"]
+    rows = [
+        "| agent | version | root | another user | session | tokens | with `forkwise mcp` |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     failed = False
     with (
         tempfile.TemporaryDirectory(prefix="agents-", dir="/var/tmp", ignore_cleanup_errors=True) as made,
@@ -69,9 +74,10 @@ def main(names: list[str]) -> int:
         for name in chosen:
             reason = missing.get(name)
             trials = [try_agent(name, path, url, top, user, sources) for user in (() if reason else users)]
-            rows.append(_format_row(name, trials, reason))
+            server = try_server(name, path, url, top) if name in COMMANDS and not reason else None
+            rows.append(_format_row(name, trials, reason, server))
             print(rows[-1], flush=True)
-            failed = failed or any(trial.problems for trial in trials)
+            failed = failed or any(trial.problems for trial in trials) or bool(server)
     if not names:
         others = sorted(set(load_agents(Path("/"))) - set(SETUPS))
         rows += [_format_row(name, [], "not in a package registry") for name in others]

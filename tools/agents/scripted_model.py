@@ -2,7 +2,8 @@
 
 The prompt says which part it plays: for ``right`` it fixes the project, for ``wrong`` it makes a change that does
 not help, for ``idle`` it changes nothing. It calls the agent's own tool for shell commands once, whatever that is
-named, and then says that it is done. To an agent without such a tool, it answers with a block that Aider applies.
+named, and then says that it is done. To an agent without such a tool, it answers with a block that Aider applies. For
+``forked`` it calls the tools of forkwise's MCP server, one after the other: fork, wait, diff, pick, undo.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ANSWER", "BROKEN", "FIXED", "PROMPTS", "serve_model"]
+__all__ = ["ANSWER", "BROKEN", "FIXED", "FORK_PROMPT", "PROMPTS", "serve_model"]
 
 ANSWER = "Fixed it."
 BROKEN = "def add(a, b):\n    return a - b\n"
@@ -27,6 +28,10 @@ PROMPTS = tuple(
     f"The function add in calc.py is wrong. Fix it in the {part} way." for part in ("right", "wrong", "idle")
 )
 _PART = re.compile(r"in the (right|wrong|idle) way")
+FORK_PROMPT = "The function add in calc.py is wrong. Try two ways in the forked way, with forkwise, and undo it."
+_FORKED = re.compile(r"in the forked way")
+_MOST_CALLS = 20  # of forkwise's tools
+_HANDLE = re.compile(r"wait with handle ([a-z0-9]+)")
 _COMMANDS = {"right": "sed -i s/-/+/ calc.py", "wrong": "echo '# wrong' >> calc.py", "idle": "true"}
 _EDITS = {"right": ("a - b", "a + b"), "wrong": ("a - b", "a - b  # wrong")}
 _SHELLS = (
@@ -50,6 +55,8 @@ class _Turn:
 
 def _decide(conversation: str, tools: Mapping[str, Mapping[str, Any]], results: int) -> _Turn:
     """Return what comes next; ``tools`` are the schemas of their arguments by name, ``results`` the calls so far."""
+    if _FORKED.search(conversation):
+        return _use_server(conversation, tools) if results < _MOST_CALLS else _Turn("It did not work.")
     found = _PART.search(conversation)
     part = found[1] if found else "idle"
     shell = next((name for known in _SHELLS for name in tools if name.lower() == known), None)
@@ -63,6 +70,24 @@ def _decide(conversation: str, tools: Mapping[str, Mapping[str, Any]], results: 
     if not tools and part in _EDITS and "*SEARCH/REPLACE*" in conversation:
         old, new = (f"    return {text}" for text in _EDITS[part])
         return _Turn(f"calc.py\n```python\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n{ANSWER}")
+    return _Turn(ANSWER)
+
+
+def _use_server(conversation: str, tools: Mapping[str, Mapping[str, Any]]) -> _Turn:
+    """Return the next call of a tool of forkwise's, by what the results so far say."""
+    found = _HANDLE.search(conversation)
+    fork = found[1] if found else ""
+    steps: list[tuple[str, str, dict[str, Any]]] = [
+        (_HANDLE.pattern, "fork", {"commands": [_COMMANDS["right"], _COMMANDS["wrong"]]}),
+        (r"state\W+open", "wait", {"handle": fork, "timeout_s": 30}),
+        (r"characters_in_all\W+\d", "diff", {"name": f"{fork}.1"}),
+        (r"committed\W+true", "pick", {"names": [f"{fork}.1"]}),
+        (r"undoes\W+\d", "undo", {}),
+    ]
+    for sign, name, arguments in steps:
+        if re.search(sign, conversation) is None:
+            tool = next((one for one in tools if re.search(rf"forkwise\W*_*{name}$", one)), None)
+            return _Turn(f"There is no tool {name}.") if tool is None else _Turn(tool=tool, arguments=arguments)
     return _Turn(ANSWER)
 
 
@@ -139,6 +164,9 @@ def _answer_chat(request: Mapping[str, Any]) -> tuple[Events, dict[str, Any]]:
 def _answer_responses(request: Mapping[str, Any]) -> tuple[Events, dict[str, Any]]:
     """Answer as OpenAI's responses."""
     tools = {tool["name"]: tool.get("parameters") or {} for tool in request.get("tools") or () if "name" in tool}
+    spaces = {tool["name"]: tool["tools"] for tool in request.get("tools") or () if tool.get("type") == "namespace"}
+    inside = {f"{space}.{tool['name']}": (space, tool) for space, found in spaces.items() for tool in found}
+    tools |= {name: tool.get("parameters") or {} for name, (_, tool) in inside.items()}
     items = [item for item in request.get("input", ()) if isinstance(item, dict)]
     turn = _decide(_text_of(request), tools, sum(item.get("type") == "function_call_output" for item in items))
     output: list[dict[str, Any]] = []
@@ -148,7 +176,9 @@ def _answer_responses(request: Mapping[str, Any]) -> tuple[Events, dict[str, Any
         output[-1]["content"] = content
     if turn.tool:
         call = {"type": "function_call", "id": _new_id("fc"), "call_id": _new_id("call"), "status": "completed"}
-        output.append(call | {"name": turn.tool, "arguments": json.dumps(turn.arguments)})
+        space, tool = inside.get(turn.tool, ("", {"name": turn.tool}))
+        call |= {"namespace": space} if space else {}
+        output.append(call | {"name": tool["name"], "arguments": json.dumps(turn.arguments)})
     details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
     usage = {"input_tokens": _USED[0], "output_tokens": _USED[1], "total_tokens": sum(_USED), **details}
     response = {"id": _new_id("resp"), "object": "response", "created_at": int(time.time()), "status": "in_progress"}

@@ -13,7 +13,7 @@ import stat
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -89,8 +89,8 @@ def _home(variable: str, default: str) -> Path:
     return Path(given) if os.path.isabs(given) else Path(os.path.expanduser(default))
 
 
-def _list_claude(scope: Scope, root: Path) -> list[_Target]:
-    server = {"type": "stdio", "command": _find_command(scope), "args": ["mcp"]}
+def _list_claude(scope: Scope, root: Path, options: Sequence[str]) -> list[_Target]:
+    server = {"type": "stdio", **_plain_server(scope, options)}
     if scope == "project":
         servers, folder, place = root / ".mcp.json", root / ".claude", f"./.claude/{_NAME}"
     else:
@@ -107,41 +107,43 @@ def _list_claude(scope: Scope, root: Path) -> list[_Target]:
     ]
 
 
-def _list_codex(scope: Scope, root: Path) -> list[_Target]:
+def _list_codex(scope: Scope, root: Path, options: Sequence[str]) -> list[_Target]:
     folder = root / ".codex" if scope == "project" else _home("CODEX_HOME", "~/.codex")
-    value = {"command": _find_command(scope), "args": ["mcp"], "tool_timeout_sec": _TOML_TIMEOUT_S}
+    value = _plain_server(scope, options) | {"tool_timeout_sec": _TOML_TIMEOUT_S}
+    if scope == "user":
+        value["required"] = True  # otherwise codex exec asks the model before the server has started
     return [_Target(folder / "config.toml", ("mcp_servers", _NAME), value, is_toml=True)]
 
 
-def _list_gemini(scope: Scope, root: Path) -> list[_Target]:
+def _list_gemini(scope: Scope, root: Path, options: Sequence[str]) -> list[_Target]:
     folder = root / ".gemini" if scope == "project" else Path(os.path.expanduser("~/.gemini"))
-    return [_Target(folder / "settings.json", ("mcpServers", _NAME), _plain_server(scope))]
+    return [_Target(folder / "settings.json", ("mcpServers", _NAME), _plain_server(scope, options))]
 
 
-def _list_cursor(scope: Scope, root: Path) -> list[_Target]:
+def _list_cursor(scope: Scope, root: Path, options: Sequence[str]) -> list[_Target]:
     folder = root / ".cursor" if scope == "project" else Path(os.path.expanduser("~/.cursor"))
-    return [_Target(folder / "mcp.json", ("mcpServers", _NAME), _plain_server(scope))]
+    return [_Target(folder / "mcp.json", ("mcpServers", _NAME), _plain_server(scope, options))]
 
 
-def _list_vscode(scope: Scope, root: Path) -> list[_Target]:
+def _list_vscode(scope: Scope, root: Path, options: Sequence[str]) -> list[_Target]:
     config = _home("XDG_CONFIG_HOME", "~/.config")
     folder = root / ".vscode" if scope == "project" else config / "Code/User"
-    return [_Target(folder / "mcp.json", ("servers", _NAME), {"type": "stdio", **_plain_server(scope)})]
+    return [_Target(folder / "mcp.json", ("servers", _NAME), {"type": "stdio", **_plain_server(scope, options)})]
 
 
-def _list_opencode(scope: Scope, root: Path) -> list[_Target]:
+def _list_opencode(scope: Scope, root: Path, options: Sequence[str]) -> list[_Target]:
     folder = root if scope == "project" else _home("XDG_CONFIG_HOME", "~/.config") / "opencode"
     with_comments = folder / "opencode.jsonc"
     file = with_comments if with_comments.exists() else folder / "opencode.json"
-    value = {"type": "local", "command": [_find_command(scope), "mcp"], "enabled": True}
+    value = {"type": "local", "command": [_find_command(scope), "mcp", *options], "enabled": True}
     return [_Target(file, ("mcp", _NAME), value)]
 
 
-def _plain_server(scope: Scope) -> dict[str, Any]:
-    return {"command": _find_command(scope), "args": ["mcp"]}
+def _plain_server(scope: Scope, options: Sequence[str]) -> dict[str, Any]:
+    return {"command": _find_command(scope), "args": ["mcp", *options]}
 
 
-CLIENTS: Mapping[str, Callable[[Scope, Path], list[_Target]]] = {
+CLIENTS: Mapping[str, Callable[[Scope, Path, Sequence[str]], list[_Target]]] = {
     "claude": _list_claude,
     "codex": _list_codex,
     "gemini": _list_gemini,
@@ -152,13 +154,16 @@ CLIENTS: Mapping[str, Callable[[Scope, Path], list[_Target]]] = {
 """The agents that forkwise can be registered with, by name."""
 
 
-def plan_install(client: str, scope: Scope, root: Path) -> Registration:
-    """Plan the registration with an agent; no edits if it is complete. Raises ConfigError if a file has no place."""
+def plan_install(client: str, scope: Scope, root: Path, options: Sequence[str] = ()) -> Registration:
+    """Plan the registration with an agent; no edits if it is complete. Raises ConfigError if a file has no place.
+
+    ``options`` are those of ``forkwise mcp``.
+    """
     root = Path(os.path.realpath(root))
     change = Registration(client, scope, root)
     known = _load_entries(client, scope, root)
     texts = _Texts(scope, root)
-    for target in CLIENTS[client](scope, root):
+    for target in CLIENTS[client](scope, root, options):
         key = _entry_key(target)
         current = _find_current(texts.read(target.path), target)
         if current == target.value:
@@ -174,7 +179,10 @@ def plan_install(client: str, scope: Scope, root: Path) -> Registration:
             texts.write(target.path, _remove(texts.read(target.path) or "", target, known[key]))
         had = texts.read(target.path)
         new, inserted = _insert(had, target)
-        change.entries[key] = {"inserted": inserted, "before": texts.find_blank(target.path)}
+        change.entries[key] = {
+            "inserted": inserted,
+            "before": known.get(key, {}).get("before", texts.find_blank(target.path)),
+        }
         texts.write(target.path, new)
     if client == "claude":
         for path, content in _list_plugin(scope, root):
@@ -191,7 +199,7 @@ def plan_uninstall(client: str, scope: Scope, root: Path) -> Registration:
     change = Registration(client, scope, root)
     known = _load_entries(client, scope, root)
     texts = _Texts(scope, root)
-    for target in reversed(CLIENTS[client](scope, root)):
+    for target in reversed(CLIENTS[client](scope, root, ())):
         text, key = texts.read(target.path), _entry_key(target)
         if text is None:
             continue

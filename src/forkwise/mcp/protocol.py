@@ -314,7 +314,11 @@ class McpServer:
         action = (question.result or {}).get("action")
         if action == "accept" and not job.is_cancelled.is_set():
             return ""
-        answers = {"decline": "the user declined", "cancel": "the user dismissed the question"}
+        answers = {
+            "decline": "the user declined: do not ask again",
+            "cancel": "the question was dismissed, by the user or by a client that has nobody to ask. Do not ask "
+            "again: the user can commit with forkwise pick, or register forkwise with --no-confirm",
+        }
         return answers.get(str(action), "the user did not answer")
 
     def _take_answer(self, message: dict[str, Any], client: McpClient) -> None:

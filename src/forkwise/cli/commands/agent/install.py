@@ -38,9 +38,22 @@ def _options(function: F) -> F:
 
 @click.command("install", cls=Verb, example=("forkwise install claude", "forkwise install codex --project --yes"))
 @_options
+@click.option("--read-only", is_flag=True, help="Offer the agent only the tools that change nothing.")
+@click.option("--no-commit", is_flag=True, help="Offer the agent neither pick nor undo.")
+@click.option("--no-confirm", is_flag=True, help="Let it commit without asking you, as without a terminal it must.")
 @workspace_option
 @json_option
-def install(client: str, scope: Scope, yes: bool, dry_run: bool, directory: Path, output: Output) -> None:
+def install(
+    client: str,
+    scope: Scope,
+    yes: bool,
+    dry_run: bool,
+    read_only: bool,
+    no_commit: bool,
+    no_confirm: bool,
+    directory: Path,
+    output: Output,
+) -> None:
     """Register forkwise with another agent, such as claude or codex.
 
     AGENT is claude, codex, gemini, cursor, vscode or opencode. The changes of its files are shown first. What is there
@@ -49,7 +62,9 @@ def install(client: str, scope: Scope, yes: bool, dry_run: bool, directory: Path
     """
     from forkwise.agents.registration import plan_install
 
-    _carry_out(plan_install(client, scope, directory), "Registered forkwise with", yes, dry_run, output)
+    given = {"--read-only": read_only, "--no-commit": no_commit, "--no-confirm": no_confirm}
+    options = [option for option, is_given in given.items() if is_given]
+    _carry_out(plan_install(client, scope, directory, options), "Registered forkwise with", yes, dry_run, output)
 
 
 @click.command("uninstall", cls=Verb, example=("forkwise uninstall claude", "forkwise uninstall codex --project"))
