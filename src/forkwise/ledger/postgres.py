@@ -368,8 +368,14 @@ class PostgresDatabase(SqlDatabase):
                 raise self._explain(error) from error
             self._drop_connection()
             self._transaction = None
-            if number is None or self.rows("SELECT pg_xact_status(?::text::xid8)", number[:1]) != [("committed",)]:
+            if number is None or not self._is_committed(str(number[0])):
                 raise self._explain(error) from error
+
+    def _is_committed(self, number: str) -> bool:
+        """Return whether a transaction whose connection was lost has been committed; wait until that is decided."""
+        # The server may be working on it still; it holds the project's lock until then.
+        self.rows("SELECT pg_advisory_xact_lock(?, hashtext(?))", (_LOCK_SPACE, self.project))
+        return self.rows("SELECT pg_xact_status(?::text::xid8)", (number,)) == [("committed",)]
 
     def _roll_back(self, *, is_sound: bool) -> None:
         """Undo the transaction; a connection that was interrupted, and may expect an answer, is closed for that."""
