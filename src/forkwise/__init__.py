@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forkwise.cluster.ray_runner import RayRunner as RayRunner
     from forkwise.conversation.adopt import adopted as adopted
     from forkwise.conversation.branch_self import BranchSelf as BranchSelf
     from forkwise.conversation.branch_self import branch_self as branch_self
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from forkwise.errors import MountError as MountError
     from forkwise.errors import NamespaceError as NamespaceError
     from forkwise.errors import NewerStateError as NewerStateError
+    from forkwise.errors import NodeError as NodeError
     from forkwise.errors import ParseError as ParseError
     from forkwise.errors import ProcessBranchError as ProcessBranchError
     from forkwise.errors import RetestError as RetestError
@@ -238,6 +240,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "NamespaceError",
         "ParseError",
         "NewerStateError",
+        "NodeError",
         "ProcessBranchError",
         "RetestError",
         "ServerError",
@@ -437,6 +440,8 @@ _AGENT_EXPORTS: dict[str, tuple[str, ...]] = {
     ),
 }
 
+_CLUSTER_EXPORTS: dict[str, tuple[str, ...]] = {"cluster.ray_runner": ("RayRunner",)}
+
 _SNAPSHOT_EXPORTS: dict[str, tuple[str, ...]] = {
     "snapshot.collection": (
         "Collection",
@@ -460,8 +465,9 @@ _EXTRAS = (
     ("pydantic_ai", "pydantic-ai", "agents", _AGENT_EXPORTS),
     ("obstore", "obstore", "snapshots", _SNAPSHOT_EXPORTS),
     ("blake3", "blake3", "snapshots", _SNAPSHOT_EXPORTS),
+    ("ray", "Ray", "ray", _CLUSTER_EXPORTS),
 )
-_ALL = _EXPORTS | _AGENT_EXPORTS | _SNAPSHOT_EXPORTS
+_ALL = _EXPORTS | _AGENT_EXPORTS | _CLUSTER_EXPORTS | _SNAPSHOT_EXPORTS
 _MODULE_OF = {name: module for module, names in _ALL.items() for name in names}
 
 

@@ -172,6 +172,10 @@ class StoreError(BranchingError):
         self.name = name
 
 
+class NodeError(BranchingError):
+    """A cluster, or one of its nodes, cannot run an attempt, or was lost; that says nothing about the attempt."""
+
+
 class SnapshotNotFoundError(StoreError):
     """A store has no such snapshot or packed delta, or no longer; raised to the caller who names it."""
 

@@ -88,6 +88,9 @@ class ExploreOptions:
     attempt_budgets: tuple[tuple[str, float], ...] = ()
     memory: int | None = None
     cpus: float | None = None
+    gpus: float | None = None
+    on: str | None = None
+    store: str | None = None
     max_parallel: int | None = None
     per_provider: int | None = None
     provider_retries: int = 5
@@ -168,6 +171,7 @@ class ExploreOptions:
             **self._find_budgets(agents),
             memory=self.memory,
             cpus=self.cpus,
+            **self._find_cluster(),
             max_parallel=self.max_parallel,
             per_provider=self.per_provider,
             provider_retries=self.provider_retries,
@@ -214,6 +218,21 @@ class ExploreOptions:
         if found.keys() - {"time_budget"}:
             self._check_spend_budget(agents)
         return found
+
+    def _find_cluster(self) -> dict[str, Any]:
+        """Return the fields of the recipe for a cluster. Raises UsageError for what attempts there cannot have."""
+        if self.on is None:
+            if self.gpus is not None:
+                raise click.UsageError("--gpus is about the nodes of a cluster: give --on ray too")
+            return {}
+        if self.network == "host" or self.confinement == "open" or self.landlock_instead:
+            raise click.UsageError(
+                "--on needs sandboxes with their own network and mounts, because a program in a node's network could "
+                "use Ray to leave its sandbox: leave out --network host, --confinement open and --landlock-instead"
+            )
+        is_path = self.store is not None and "://" not in self.store
+        store = os.path.abspath(os.path.expanduser(self.store)) if is_path and self.store else self.store
+        return {"on": self.on, "store": store or None, "gpus": self.gpus}
 
     def _find_own_limit(self) -> float | None:
         """Return the dollars after which an agent that has a limit of its own is to stop by itself."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from forkwise.cli.app import Verb, find_subdirectory, stream_option, workspace_option
+from forkwise.cli.app import Verb, find_subdirectory, require_extra, stream_option, workspace_option
 from forkwise.cli.explore_options import MODEL, ExploreOptions, check_model
 from forkwise.cli.quantity import Duration, Expense, Processors, Size
 from forkwise.cli.variation import STDIN, check_prompt, read_prompt
@@ -85,6 +85,19 @@ def _check_variables(_context: click.Context, _parameter: click.Parameter, value
         if not value.partition("=")[0]:
             raise click.BadParameter(f"{value!r} is neither NAME=VALUE nor NAME")
     return values
+
+
+def _check_cluster(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Raise UsageError unless the value is ``ray`` or ``ray://HOST:PORT``, and Ray is installed."""
+    if value is None:
+        return None
+    host, _, port = value.removeprefix("ray://").rpartition(":")
+    if value != "ray" and not (value.startswith("ray://") and host and port.isascii() and port.isdecimal()):
+        raise click.BadParameter(
+            f"{value!r} names no cluster: write ray, or ray://HOST:PORT with the port of Ray's client"
+        )
+    require_extra("ray", "attempts on a cluster")
+    return value
 
 
 def _check_stop_rules(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -322,6 +335,25 @@ _OPTIONS = (
         metavar="N",
         show_default="no limit",
         help="Processors whose time an attempt, or a test run, may use, such as 1.5.",
+    ),
+    click.option(
+        "--gpus",
+        type=click.FloatRange(min=0.0, min_open=True),
+        metavar="N",
+        help="GPUs of a node that an attempt occupies, with --on.",
+    ),
+    click.option(
+        "--on",
+        metavar="ray[://HOST:PORT]",
+        callback=_check_cluster,
+        help="Cluster whose nodes run attempts and tests. ray alone is $RAY_ADDRESS, or else started here.",
+    ),
+    click.option(
+        "--store",
+        envvar="FORKWISE_STORE",
+        metavar="DIR|URL",
+        show_default="Ray's own",
+        help="Store through which files travel, with --on: s3://…, or a directory that all nodes share.",
     ),
     click.option(
         "-j",

@@ -228,9 +228,10 @@ class Recipe:
 
     How they run: ``allowance`` is that of all commands, except those that have their own in ``own_allowances``.
     Without a ``network``, the confinement ``standard`` has ``auto``.
-    ``memory`` and ``cpus`` limit each attempt and each test run; ``SpendLimits`` has the budgets,
-    ``ProviderRules`` has ``per_provider`` and ``provider_retries``. Candidates, tests and
-    the judge start in ``subdirectory`` of the workspace. ``frozen`` is that of the workspace, for resuming. With
+    ``memory`` and ``cpus`` limit each attempt and each test run; on the cluster ``on``, which is ``ray`` or an address,
+    an attempt occupies them and ``gpus`` on a node, and files travel through ``store``.
+    ``SpendLimits`` has the budgets, ``ProviderRules`` has ``per_provider`` and ``provider_retries``. Candidates, tests
+    and the judge start in ``subdirectory`` of the workspace. ``frozen`` is that of the workspace, for resuming. With
     ``servers``, those of the workspace's ``servers.toml`` run in each branch while its candidate runs, and while its
     tests run.
 
@@ -278,6 +279,9 @@ class Recipe:
     attempt_token_budget: int | None = None
     memory: int | None = None
     cpus: float | None = None
+    gpus: float | None = None
+    on: str | None = None
+    store: str | None = None
     max_parallel: int | None = None
     per_provider: int | None = None
     provider_retries: int = 5
@@ -435,8 +439,10 @@ class Recipe:
             confinement = replace(confinement, hidden=(*confinement.hidden, self.held_out))
         return confinement
 
-    def _build_sandbox_runner(self, allowance: Allowance, servers: Sequence[Server]) -> SandboxRunner:
+    def _build_sandbox_runner(self, allowance: Allowance, servers: Sequence[Server]) -> Runner:
         confinement = self._confine(allowance)
+        if self.on is not None:
+            return self._build_cluster_runner(confinement, allowance, servers)
         return SandboxRunner(
             confinement,
             allowance.paths,
@@ -444,6 +450,23 @@ class Recipe:
             servers=servers,
             server_confinement=self.build_confinement(),
             servers_use_host=self.network == "host",
+        )
+
+    def _build_cluster_runner(
+        self, confinement: Confinement, allowance: Allowance, servers: Sequence[Server]
+    ) -> Runner:
+        from forkwise.cluster.ray_runner import RayRunner  # noqa: PLC0415 - needs the extra ray
+
+        occupied = {"num_cpus": self.cpus or 1, "memory": self.memory, "num_gpus": self.gpus}
+        return RayRunner(
+            None if self.on == "ray" else self.on,
+            {name: amount for name, amount in occupied.items() if amount is not None},
+            self.store,
+            confinement=confinement,
+            agent_paths=allowance.paths,
+            subdirectory=self.subdirectory,
+            servers=servers,
+            server_confinement=self.build_confinement(),
         )
 
     def _build_pattern(self, workspace: Workspace, evaluate: list[Evaluator] | None, options: Options) -> Pattern:

@@ -26,6 +26,7 @@ from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
+    from forkwise.fork.evaluation import Evaluator
     from forkwise.fork.fork import Fork
     from forkwise.ledger.records import AttemptRecord, AttemptState
 
@@ -158,6 +159,7 @@ class Attempt:
         self.reason: str | None = None
         self.message: str | None = None
         self.tests: TestReport | None = None
+        self.reports: dict[Evaluator, TestReport] = {}  # of tests that ran where the attempt ran
         self.value: Any = None
         self.error: BaseException | None = None
         self.fault: str | None = None

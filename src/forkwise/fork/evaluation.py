@@ -88,6 +88,11 @@ class Evaluator(ABC):
         return {}
 
     @property
+    def portable(self) -> tuple[Evaluator, ...]:
+        """The evaluators in it that can judge an attempt on another machine, where it ran."""
+        return ()
+
+    @property
     def has_tests(self) -> bool:
         """Whether ``retest`` tests anything, so that a winner is tested again if its parent changed meanwhile."""
         return False
@@ -180,6 +185,10 @@ class _EvaluatorSequence(Evaluator):
     @property
     def test_scores(self) -> int:
         return self._test_scores
+
+    @property
+    def portable(self) -> tuple[Evaluator, ...]:
+        return self._evaluators[0].portable if self._evaluators else ()
 
     async def prepare(self, fork: Fork) -> None:
         for one in self._evaluators:

@@ -38,8 +38,9 @@ from forkwise.servers.data_branch import hold_data, record_data
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
-    from forkwise.fork.evaluation import Evaluation
+    from forkwise.fork.evaluation import Evaluation, Evaluator
     from forkwise.git.ignore_rules import Ignore
+    from forkwise.testing.baseline import Baseline
 
 __all__ = [
     "NO_CHANGE",
@@ -449,6 +450,9 @@ async def _run(attempt: Attempt, output: AttemptLog, *, is_again: bool) -> Judge
         on_output=output.write,
         on_server_output=logs.write,
         network_log=lambda: open_connections(attempt.fork.ledger.directory, attempt.id),
+        tests=_find_portable(attempt),
+        must_change=settings.has_prompt and not settings.allow_empty,
+        has_feedback=candidate.has_feedback,
     )
     if candidate.argv is not None:
         job = await run_in_thread(_add_environment, job, attempt)
@@ -466,6 +470,8 @@ async def _run(attempt: Attempt, output: AttemptLog, *, is_again: bool) -> Judge
             seen = branch.view_kind.visible_path(branch.home)
             attempt.directory = None if seen is None else Path(seen)
     attempt.value, attempt.wall = end.value, end.wall
+    pairs = zip(job.tests, end.reports, strict=False)
+    attempt.reports = {tests: report for (tests, _), report in pairs if report is not None}
     facts |= {"ending": end.ending, "exit_code": end.exit_code, "value": to_json_data(end.value)}
     facts |= {"wall": end.wall, "cpu": end.cpu, "memory": end.memory}
     judgement = judge(end, settings.timeout, has_feedback=candidate.has_feedback)
@@ -491,6 +497,15 @@ async def _run(attempt: Attempt, output: AttemptLog, *, is_again: bool) -> Judge
         return Judgement(True, _read_score_file(f"{branch.home}/exchange/score"))
     except ValueError as error:
         return Judgement(False, reason=str(error), error=error)
+
+
+def _find_portable(attempt: Attempt) -> tuple[tuple[Evaluator, Baseline | None], ...]:
+    """Return the tests that the runner may run where the attempt runs, with their baselines."""
+    fork = attempt.fork
+    evaluator = fork.settings.evaluator
+    while fork.is_inner and fork.inside is not None:
+        fork = fork.inside.fork
+    return () if evaluator is None else tuple((one, fork.baselines.get(one)) for one in evaluator.portable)
 
 
 def _share(

@@ -15,15 +15,17 @@ from forkwise.errors import (
     LedgerError,
     MountError,
     NamespaceError,
+    NodeError,
     ProcessBranchError,
     ServerError,
+    StoreError,
 )
 
 __all__ = ["Fault", "find_fault", "is_disk_full"]
 
 #: What failed: the sandbox, the view of the branch, a server in the branch, the disk, the model's provider, the ledger,
-#: or another resource.
-Fault = Literal["sandbox", "view", "server", "disk", "provider", "ledger", "system"]
+#: a cluster, one of its nodes or their store, or another resource.
+Fault = Literal["sandbox", "view", "server", "disk", "provider", "ledger", "node", "system"]
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EUCLEAN)
 _SYSTEM = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EUSERS, errno.ENOBUFS)
@@ -63,6 +65,8 @@ def find_fault(error: BaseException | None) -> Fault | None:
             return "server"
         case LedgerError():
             return "ledger"
+        case NodeError() | StoreError():
+            return "node"
         case BranchError():
             return find_fault(error.__cause__)
         case OSError() | ProcessBranchError():

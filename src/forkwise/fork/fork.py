@@ -247,7 +247,9 @@ class Fork:
         self._numbers: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots: asyncio.Semaphore = (
-            inside.fork._slots if inside else asyncio.Semaphore(_check_parallel(self.settings.max_parallel))
+            inside.fork._slots
+            if inside
+            else asyncio.Semaphore(_check_parallel(self.settings.max_parallel, self.settings.runner.max_parallel))
         )
         self.time_budget: TimeBudget = inside.fork.time_budget if inside else TimeBudget(self.settings.time_budget)
         self.spend_budget: SpendBudget = inside.fork.spend_budget if inside else SpendBudget(self.settings.spend_limits)
@@ -698,10 +700,10 @@ class Fork:
         await write_with_retry(lambda: write_ends(self.attempts), self.attempts)
 
 
-def _check_parallel(max_parallel: int | None) -> int:
+def _check_parallel(max_parallel: int | None, usual: int | None) -> int:
     if max_parallel is not None and max_parallel < 1:
         raise ValueError(f"max_parallel must be at least 1, not {max_parallel}")
-    return max_parallel or default_parallel()
+    return max_parallel or usual or default_parallel()
 
 
 def _attempt_in(parent: Workspace | Branch | None) -> Attempt | None:

@@ -31,10 +31,13 @@ from forkwise.text.redaction import add_secrets
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
+    from forkwise.fork.evaluation import Evaluator
     from forkwise.sandbox.context import BranchContext
     from forkwise.sandbox.network.space import NetworkSpace
     from forkwise.sandbox.process import Finished
     from forkwise.servers.server_file import Server
+    from forkwise.testing.baseline import Baseline
+    from forkwise.testing.report import TestReport
 
 __all__ = [
     "Ending",
@@ -63,6 +66,9 @@ class Job:
     ``environment`` is added to a command's environment, ``writable`` to the paths it may write. ``on_output`` is called
     with ``"stdout"`` or ``"stderr"`` and each piece of its output, ``on_server_output`` with that of its servers.
     ``network_log`` opens the file that a command's connections are logged in, and returns its descriptor.
+
+    ``tests`` are pairs of an evaluator and its baseline, for a runner that can judge a success where it ran, unless
+    ``must_change`` says that it had to change something and it did not. ``has_feedback`` is that of the candidate.
     """
 
     branch: Branch
@@ -74,6 +80,9 @@ class Job:
     on_output: Callable[[str, bytes], None] | None = None
     on_server_output: ServerOutput | None = None
     network_log: NetworkLog | None = None
+    tests: tuple[tuple[Evaluator, Baseline | None], ...] = ()
+    must_change: bool = False
+    has_feedback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ class RunEnd:
     A function ``returned`` its ``value`` or ``raised`` an ``error``, a command exited with ``exit_code``, or the job
     was stopped. ``success`` is `find_success` of the value, if the runner called it. ``limit`` names the limit that
     stopped the job. ``fault`` is a failure that is not the job's; ``has_started`` says whether it ran at all.
+    ``reports`` are those of the job's tests, if the runner ran them; None for one that it could not run.
     """
 
     ending: Ending
@@ -96,6 +106,7 @@ class RunEnd:
     success: bool | None = None
     fault: Fault | None = None
     has_started: bool = True
+    reports: tuple[TestReport | None, ...] = ()
 
 
 def is_pair(value: object) -> bool:
@@ -124,7 +135,12 @@ def find_success(value: Any) -> bool:
 
 
 class Runner(ABC):
-    """Runs jobs. ``run`` may be awaited for many jobs at once."""
+    """Runs jobs. ``run`` may be awaited for many jobs at once.
+
+    ``max_parallel`` is how many jobs of a fork run at once by default; None depends on this machine.
+    """
+
+    max_parallel: int | None = None
 
     @abstractmethod
     async def run(self, job: Job) -> RunEnd:

@@ -12,7 +12,7 @@ import threading
 from forkwise.errors import NamespaceError
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER, MS_PRIVATE, MS_REC, mount, unshare
 
-__all__ = ["available", "enter_namespace", "is_entered"]
+__all__ = ["available", "enter_namespace", "is_entered", "may_mount"]
 
 _CAP_SYS_ADMIN = 21
 _entered = False
@@ -44,7 +44,7 @@ def enter_namespace() -> None:
     it.
     """
     global _entered
-    if _entered or _may_mount():
+    if _entered or may_mount():
         return
     user, group = os.geteuid(), os.getegid()
     try:
@@ -60,7 +60,7 @@ def enter_namespace() -> None:
     _entered = True
 
 
-def _may_mount() -> bool:
+def may_mount() -> bool:
     """Return whether this process has CAP_SYS_ADMIN."""
     with open("/proc/self/status") as file:
         effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))

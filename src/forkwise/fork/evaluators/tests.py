@@ -12,13 +12,14 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from shlex import join, quote
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from forkwise import progress
 from forkwise.concurrency import run_in_thread
-from forkwise.errors import BaselineError, ForkwiseWarning, NamespaceError, ProcessBranchError
+from forkwise.errors import BaselineError, ForkwiseWarning, NamespaceError, NodeError, ProcessBranchError
 from forkwise.files.branch import Branch
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file, span
 from forkwise.fork.evaluation import Evaluation, Evaluator, scratch
@@ -36,7 +37,7 @@ from forkwise.ledger.connections import open_connections
 from forkwise.ledger.logs import ServerLogs
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail_plan import explain_private_temporary
-from forkwise.sandbox.network.gateway import NetworkLog, explain_refusal
+from forkwise.sandbox.network.gateway import NetworkLog, explain_refusal, resolve_network
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.servers.server_group import ServerOutput, serve
 from forkwise.testing.baseline import Baseline, TestRun, combine_runs
@@ -177,7 +178,26 @@ class Tests(Evaluator):
             return baseline
         return Baseline(tuple(replace(run, evidence=trial.evidence) for run in baseline.runs))
 
+    @property
+    def portable(self) -> tuple[Evaluator, ...]:
+        return () if self.held_out is not None else (self,)  # held-out tests stay on this machine
+
+    async def judge_elsewhere(self, branch: Branch, baseline: Baseline | None) -> TestReport:
+        """Run the tests on the machine where an attempt ran, in its branch there.
+
+        Raises NodeError if the tests would share that machine's network.
+        """
+        found = await run_in_thread(resolve_network, self.confinement)
+        if found.network == "host":
+            raise NodeError("tests did not run on this node, where they would share its network with Ray")
+        tests = copy(self)
+        tests.confinement = found
+        return await tests._judge(branch, branch.parent, baseline)
+
     async def evaluate(self, attempt: Attempt) -> Evaluation:
+        report_there = attempt.reports.pop(self, None)
+        if report_there is not None:
+            return self._evaluation(report_there)
         fork = attempt.fork
         while fork.is_inner and fork.inside is not None:
             fork = fork.inside.fork

@@ -1,0 +1,190 @@
+"""Attempts on the nodes of a cluster, through the command line; nodes and the user's process are killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkwise.linux.mountinfo import mounts
+from tests.cluster.ray_nodes import LOOPBACK, RayNodes
+from tests.counts import rounds
+
+pytestmark = pytest.mark.integration
+
+_DEADLINE_S = 100.0
+_drivers: list[subprocess.Popen[bytes]] = []
+
+
+def start(nodes: RayNodes, project: Path, *words: str) -> subprocess.Popen[bytes]:
+    """Start forkwise on a project as a driver of the cluster."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "FORKWISE_STATE")}
+    environment |= {
+        **LOOPBACK,
+        "RAY_ADDRESS": nodes.address,
+        "XDG_STATE_HOME": str(project.parent / "xdg-state"),
+    }
+    driver = subprocess.Popen(
+        [f"{sys.prefix}/bin/forkwise", *words],
+        cwd=project,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    _drivers.append(driver)
+    return driver
+
+
+@pytest.fixture(autouse=True)
+def _kill_drivers() -> Iterator[None]:
+    """Kill the drivers that a failed test left."""
+    yield
+    while _drivers:
+        driver = _drivers.pop()
+        if driver.poll() is None:
+            driver.kill()
+            driver.communicate()
+
+
+def finish(driver: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
+    """Wait for forkwise, and return the ends of attempts that it printed with --json."""
+    out, err = driver.communicate(timeout=_DEADLINE_S)
+    assert driver.returncode == 0, (out + err).decode()
+    return list_ends(out)
+
+
+def list_ends(out: bytes) -> list[dict[str, Any]]:
+    """Return the ends of attempts among lines of JSON."""
+    events = [json.loads(line).get("event", {}) for line in out.splitlines() if line.startswith(b'{"event"')]
+    return [{"attempt": event["attempt"], **event["data"]} for event in events if event["kind"] == "ended"]
+
+
+def wait_until(condition: Callable[[], bool], driver: subprocess.Popen[bytes]) -> None:
+    """Wait for something that a driver has to bring about."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while not condition():
+        if driver.poll() is not None or time.monotonic() > deadline:
+            driver.kill()
+            out, err = driver.communicate()
+            pytest.fail((out + err).decode())
+        time.sleep(0.02)
+
+
+def list_processes(text: str, file: str = "cmdline") -> list[str]:
+    """Return the command lines of the processes with a text in their command line or another file of /proc."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and int(name) != os.getpid():
+            try:
+                if text.encode() in Path("/proc", name, file).read_bytes():
+                    found.append(f"{name} {Path('/proc', name, 'cmdline').read_text()}")
+            except (OSError, UnicodeDecodeError):
+                continue
+    return found
+
+
+class Record:
+    """A directory in which attempts note that they begin, and wait for a file."""
+
+    def __init__(self, project: Path) -> None:
+        self.directory = project.parent / f"record-{secrets.token_hex(6)}"
+        self.directory.mkdir()
+        self.go = self.directory / "go"
+        self.options = ("--on", "ray", "--writable", str(self.directory))
+        self.begin = f"echo $FORKWISE_ATTEMPT >> {self.directory}/begun"
+        self.wait = f"while [ ! -e {self.go} ]; do sleep 0.05; done"
+
+    @property
+    def begun(self) -> list[str]:
+        """The numbers of the attempts, each as often as it began."""
+        path = self.directory / "begun"
+        return sorted(path.read_text().split()) if path.exists() else []
+
+
+def check_nothing_left(record: Record, nodes: RayNodes) -> None:
+    """Check that no process or mount of an attempt is left, and on no node the state of a branch."""
+    assert [mount.point for mount in mounts() if mount.point.startswith(f"{record.directory.parent}/")] == []
+    assert list_processes(str(record.directory)) == []
+    for node in nodes.nodes:
+        assert list(node.directory.glob("state/*/forkwise/*/branches/*")) == []
+
+
+def test_attempts_run_at_the_same_path_and_are_tested_on_their_node(nodes: RayNodes, project: Path) -> None:
+    line = 'pwd; echo "node $PWD" >&2; echo bye > greeting.txt; mkdir new; echo more > new/file; chmod 755 new/file'
+    words = ["best-of", "2", "--on", "ray", "--test", "python3 -m unittest", "--json", "-c", line]
+    ends = finish(start(nodes, project, *words))
+    assert (project / "greeting.txt").read_text() == "bye\n"
+    assert (project / "new" / "file").stat().st_mode & 0o777 == 0o755
+    assert [(end["state"], end["exit_code"], end["files"]) for end in ends] == [("succeeded", 0, 2)] * 2
+    assert all(sorted(end["tail"].split("\n")) == sorted(["", str(project), f"node {project}"]) for end in ends)
+    assert len([tree for node in nodes.nodes for tree in node.directory.glob("snapshots/*/root/greeting.txt")]) in (
+        1,
+        2,
+    )
+    finish(start(nodes, project, "undo"))
+    assert (project / "greeting.txt").read_text() == "hello\n"
+
+
+def test_the_first_success_cancels_the_others_with_all_their_processes(nodes: RayNodes, project: Path) -> None:
+    record = Record(project)
+    slow = f"setsid sleep 7777 {record.directory} & {record.wait}"
+    quick = f"while [ $(wc -l < {record.directory}/begun) -lt 2 ]; do sleep 0.05; done; echo bye > greeting.txt"
+    lines = [f"{record.begin}; {slow}", f"{record.begin}; {quick}"]
+    ends = finish(start(nodes, project, "speculate", *record.options, "--json", "-c", lines[0], "-c", lines[1]))
+    assert {end["attempt"][-1]: end["state"] for end in ends} == {"1": "cancelled", "2": "succeeded"}
+    assert (project / "greeting.txt").read_text() == "bye\n"
+    check_nothing_left(record, nodes)
+
+
+@pytest.mark.crash
+def test_attempts_of_a_node_that_dies_run_again_elsewhere(nodes: RayNodes, project: Path) -> None:
+    for _ in range(rounds(1, 7)):
+        record = Record(project)
+        line = f"{record.begin}; {record.wait}; echo $FORKWISE_ATTEMPT > done.txt"
+        driver = start(nodes, project, "best-of", "4", *record.options, "--no-commit", "--json", "-c", line)
+        killed = []
+        for count in (4, 6, 8):  # two on each node; an attempt may run again three times
+            wait_until(lambda record=record, count=count: len(record.begun) == count, driver)
+            killed.append(nodes.nodes[0])
+            nodes.kill(killed[-1])
+            nodes.add()
+        wait_until(lambda record=record: len(record.begun) == 10, driver)
+        record.go.touch()
+        ends = finish(driver)
+        assert sorted((end["attempt"][-1], end["state"], end["files"]) for end in ends) == [
+            (str(number), "succeeded", 1) for number in range(1, 5)
+        ]
+        check_nothing_left(record, nodes)
+        for node in killed:
+            assert list_processes(str(node.directory), "environ") == []
+
+
+@pytest.mark.crash
+def test_attempts_survive_the_process_that_started_them(nodes: RayNodes, project: Path) -> None:
+    for number in range(rounds(3, 20)):
+        record = Record(project)
+        line = f"{record.begin}; {record.wait}; echo {number} > greeting.txt"
+        driver = start(nodes, project, "best-of", "2", *record.options, "--json", "-c", line)
+        wait_until(lambda record=record: len(record.begun) == 2, driver)
+        if number % 3 == 1:
+            record.go.touch()
+        driver.kill()
+        out, _ = driver.communicate()
+        ends = list_ends(out)
+        fork = json.loads(out.splitlines()[0])["event"]["fork"]
+        resumed = start(nodes, project, "resume", fork, "--json")
+        record.go.touch()
+        ends += finish(resumed)
+        assert {end["attempt"] for end in ends if end["state"] == "succeeded"} == {f"{fork}.1", f"{fork}.2"}
+        assert (project / "greeting.txt").read_text() == f"{number}\n"
+        assert record.begun == ["1", "2"]
+        check_nothing_left(record, nodes)
