@@ -119,13 +119,13 @@ def render_changes(
         render_trouble(attempt) if not view.is_hidden else None,
         _render_toolbar(view, name, options, f"{count} against {against}"),
         executed,
-        talk,
         _render_index(address, shown, options) if len(shown) > 3 else None,
         build_element("div", parts, class_="diffs", id="diffs"),
         None if files else build_element("p", _explain_nothing(attempt, options), class_="empty"),
         build_element("p", f"{len(files) - len(shown)} more files are not listed.", class_="soft")
         if len(files) > len(shown)
         else None,
+        talk,
     ]
     trail = build_trail(view, name)
     return render_shell(f"Changes of {name} · forkwise", body, visitor, events=view.events, trail=trail)

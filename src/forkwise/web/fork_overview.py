@@ -190,6 +190,7 @@ def _render_card(view: ForkView, attempt: AttemptReport) -> Markup:
         class_=f"card attempt-card stop{' won' if is_chosen else ''}{' nested' if attempt.row.depth else ''}",
         tabindex=-1,
         data_attempt=name,
+        data_at=str(record.ended) if record.ended is not None and not view.is_hidden else None,
     )
 
 

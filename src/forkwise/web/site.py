@@ -20,6 +20,7 @@ from forkwise.errors import BranchingError
 from forkwise.web.admission import Admission, Keys, Visitor, visitor_of
 from forkwise.web.catalogue import Catalogue, ForkView
 from forkwise.web.change_view import DiffOptions, find_image, read_comparison, render_changes, render_window
+from forkwise.web.comments import add_comment, render_comments
 from forkwise.web.feed import EventFeed
 from forkwise.web.fork_list import render_list, render_list_page
 from forkwise.web.fork_overview import (
@@ -31,6 +32,7 @@ from forkwise.web.fork_overview import (
 )
 from forkwise.web.nway_table import render_comparison, render_path
 from forkwise.web.page_shell import build_panel, load_assets, render_fragment
+from forkwise.web.picture import render_agreement, render_pictures
 from forkwise.web.resolution import ACTIONS, Desk, Form, render_actions, render_no_decision
 from forkwise.web.task import TaskBook
 
@@ -83,6 +85,9 @@ def build_site(
         f"{fork}/columns": site.show_panel,
         f"{fork}/tests": site.show_panel,
         f"{fork}/actions": site.show_actions,
+        f"{fork}/agreement": site.show_agreement,
+        f"{fork}/pictures": site.show_pictures,
+        f"{fork}/comments": site.show_comments,
         f"{fork}/compare": site.show_comparison,
         f"{fork}/compare/file": site.show_path,
         f"{fork}/jobs/{{job:str}}": site.show_job,
@@ -95,7 +100,9 @@ def build_site(
     }
     for mode in ("w", "blind"):
         decide = site.wrap_decision(is_blind=mode == "blind")
-        routes.append(Route(f"{fork.replace('{mode:mode}', mode)}/do/{{action:str}}", decide, methods=["POST"]))
+        base = fork.replace("{mode:mode}", mode)
+        routes.append(Route(f"{base}/do/{{action:str}}", decide, methods=["POST"]))
+        routes.append(Route(f"{base}/comments", site.wrap_comment(is_blind=mode == "blind"), methods=["POST"]))
         for path, page in pages.items():
             routes.append(Route(path.replace("{mode:mode}", mode), site.wrap(page, is_blind=mode == "blind")))
     app = Starlette(
@@ -145,6 +152,21 @@ class _Site:
 
         return answer
 
+    def wrap_comment(self, *, is_blind: bool) -> Callable[[Request], Awaitable[Response]]:
+        """Return a handler that records a comment."""
+
+        async def answer(request: Request) -> Response:
+            form = Form(await _read_form(request))
+            return await run_in_threadpool(self._comment, request, form, is_blind)
+
+        return answer
+
+    def _comment(self, request: Request, form: Form, is_blind: bool) -> Response:
+        key, fork = request.path_params["key"], request.path_params["fork"]
+        view = self._catalogue.open_fork(key, fork, is_blind=is_blind)
+        add_comment(view, form)
+        return HTMLResponse(render_comments(view, visitor_of(request), form.get("attempt")))
+
     def _decide(self, request: Request, form: Form, is_blind: bool) -> Response:
         key, fork, action = (request.path_params[name] for name in ("key", "fork", "action"))
         view = self._catalogue.open_fork(key, fork, is_blind=is_blind)
@@ -184,7 +206,25 @@ class _Site:
     def show_fork(self, request: Request, view: ForkView) -> Response:
         visitor = visitor_of(request)
         actions = [self._build_actions(view, visitor), render_no_decision(view)]
-        return HTMLResponse(render_fork(view, visitor, actions=actions, pictures=None, talk=None))
+        pictures = [
+            self._build_pictures(view),
+            build_element("div", id="agreement", hx_get=f"{view.path}agreement", hx_trigger="load"),
+        ]
+        talk = render_comments(view, visitor)
+        return HTMLResponse(render_fork(view, visitor, actions=actions, pictures=pictures, talk=talk))
+
+    def _build_pictures(self, view: ForkView) -> Markup:
+        return build_panel("pictures", f"{view.path}pictures", render_pictures(view), trigger="sse:fork throttle:1s")
+
+    def show_pictures(self, request: Request, view: ForkView) -> Response:
+        return _answer_panel(request, self._build_pictures(view))
+
+    def show_agreement(self, request: Request, view: ForkView) -> Response:
+        return HTMLResponse(render_fragment(render_agreement(view)))
+
+    def show_comments(self, request: Request, view: ForkView) -> Response:
+        attempt = request.query_params.get("attempt", "")
+        return _answer_panel(request, render_comments(view, visitor_of(request), attempt))
 
     def _build_actions(self, view: ForkView, visitor: Visitor) -> Markup:
         content: list[Child] = [render_actions(view, visitor)]
@@ -215,7 +255,9 @@ class _Site:
         attempt = view.find(request.path_params["attempt"])
         options = DiffOptions.read(request.query_params)
         wanted = _read_path(request, "file")
-        return HTMLResponse(render_changes(view, attempt, options, visitor_of(request), talk=None, wanted=wanted))
+        visitor = visitor_of(request)
+        talk = render_comments(view, visitor, request.path_params["attempt"])
+        return HTMLResponse(render_changes(view, attempt, options, visitor, talk=talk, wanted=wanted))
 
     def show_rows(self, request: Request, view: ForkView) -> Response:
         attempt = view.find(request.path_params["attempt"])

@@ -179,7 +179,56 @@
     }[event.key];
     if (act && act() !== false) event.preventDefault();
   });
-  const comment = () => {};
+
+  // Comments: on the line with the cursor, or whose number is clicked
+
+  const comment = (row, cell) => {
+    const form = byId('comment-form');
+    if (!form) return;
+    const file = row && row.closest('.file[data-path]');
+    const numbers = row && row.matches('table.diff tr') ? all('td.n', row) : [];
+    if (file && numbers.length) {
+      const isOld = cell ? cell === numbers[0] && cell.textContent : !numbers[1].textContent;
+      const line = numbers[isOld ? 0 : 1].textContent || numbers[0].textContent;
+      form.elements.path.value = file.dataset.path;
+      form.elements.line.value = line;
+      form.elements.side.value = isOld ? 'old' : 'new';
+      byId('comment-about').textContent = `Comment on ${file.dataset.path}, line ${line}`;
+      row.closest('table').after(form);
+    }
+    form.elements.text.focus();
+  };
+  document.addEventListener('click', event => {
+    const cell = event.target.closest('table.diff td.n');
+    if (cell && cell.textContent) { moveTo(cell.closest('tr')); comment(cell.closest('tr'), cell); }
+  });
+  document.addEventListener('reset', event => {
+    if (event.target.id !== 'comment-form') return;
+    all('input[name=path], input[name=line], input[name=side]', event.target).forEach(one => { one.value = ''; });
+    byId('comment-about').textContent = 'Comment';
+    if (here && here.isConnected) moveTo(here);
+  });
+  document.addEventListener('htmx:afterSwap', event => {  // the form may be inside a diff: only one stays
+    const forms = all('#comment-form');
+    if (event.detail.target.id === 'comments') forms.filter(one => !one.closest('#comments')).forEach(one => one.remove());
+  });
+  document.addEventListener('htmx:beforeSwap', event => {  // a comment that is being written is not replaced
+    const form = byId('comment-form');
+    const own = event.detail.requestConfig && event.detail.requestConfig.verb === 'post';
+    if (event.detail.target.id === 'comments' && !own && form && form.elements.text.value) event.detail.shouldSwap = false;
+  });
+
+  // What is new since the last look
+
+  const lookKey = `looked ${location.pathname}`;
+  const looked = Number(localStorage.getItem(lookKey) || 0);
+  const markNew = () => all('[data-at]').forEach(one => {
+    one.classList.toggle('new-since', looked > 0 && Number(one.dataset.at) > looked);
+  });
+  markNew();
+  document.addEventListener('htmx:afterSwap', markNew);
+  const noteLook = () => localStorage.setItem(lookKey, String(Date.now() / 1000));
+  window.addEventListener('pagehide', noteLook);
 
   // Output: parts are loaded when they come near, and dropped when they are far away
 

@@ -1,0 +1,256 @@
+"""The page in a real browser, by mouse and by keyboard: decisions, live changes, hostile contents, accessibility."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from forkwise import Workspace
+from forkwise.fork.resolve import pick
+from forkwise.ledger.sqlite import open_ledger
+from tests.display.hostile import CORPUS
+from tests.need import need
+from tests.web.conftest import SHOP, make_fork
+
+pytestmark = pytest.mark.integration
+
+AXE = "axe-core@4.14.0"
+MAIN = "from forkwise.cli import main; main()"
+
+
+class Served:
+    """A server in a process of its own, which can be ended and started again."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.port = ""
+        self.start()
+
+    def start(self) -> None:
+        words = ["serve", "--json", "-C", str(self.workspace.path), *(["--port", self.port] if self.port else [])]
+        self.process = subprocess.Popen([sys.executable, "-c", MAIN, *words], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        found = json.loads(self.process.stdout.readline())["serving"]
+        self.url, self.base = found["url"], found["address"]
+        self.port = self.base.rpartition(":")[2]
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(30) == 130
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def served(workspace: Workspace) -> Iterator[Served]:
+    found = Served(workspace)
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    program = shutil.which("chromium")
+    need(program is not None, "chromium is not installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield browser
+        browser.close()
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def visit(chromium: Any, served: Served) -> Iterator[Open]:
+    """Open pages, and check afterwards that they ran without an error and loaded nothing from elsewhere."""
+    contexts, problems = [], []
+
+    def visit(path: str, width: int = 1280, scheme: str = "light") -> Any:
+        context = chromium.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (problems.append("a dialog opened"), dialog.dismiss()))
+        page.on("request", lambda one: None if one.url.startswith(served.base) else problems.append(one.url))
+        page.goto(served.url)
+        page.wait_for_url(f"{served.base}/")
+        page.goto(f"{served.base}{path}")
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def test_pick_by_mouse_and_undo(served: Served, fork: str, visit: Open) -> None:
+    page = visit("/")
+    page.get_by_role("link", name="Tax is 20 percent").or_(page.locator(".subject")).first.click()
+    page.get_by_label(f"Choose {fork}.1").check()
+    page.get_by_role("button", name="Pick").click()
+    page.get_by_role("button", name="Commit it").click()
+    page.get_by_text("Committed as 1").wait_for()
+    assert "value * 1.2" in (served.workspace.path / "shop.py").read_text()
+    page.locator("#actions").get_by_role("button", name="Undo").click()
+    page.get_by_role("button", name="Undo it").click()
+    page.get_by_text("Undid 1 as 2").wait_for()
+    assert (served.workspace.path / "shop.py").read_text() == SHOP
+
+
+def test_pick_by_keyboard(served: Served, fork: str, visit: Open) -> None:
+    page = visit(f"/w/shop/{fork}/")
+    page.keyboard.press("?")
+    page.locator("#keys").wait_for(state="visible")
+    page.keyboard.press("Escape")
+    page.locator("#keys").wait_for(state="hidden")
+    for key in ("j", "j", "j", "k", "x"):
+        page.keyboard.press(key)
+    page.get_by_text(f"Chosen: {fork}.2").wait_for()
+    page.get_by_role("button", name="Pick").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Commit it").focus()
+    page.keyboard.press("Enter")
+    page.get_by_text("Committed as 1").wait_for()
+    assert (served.workspace.path / "notes.md").exists()
+
+
+def test_hunks_of_several_attempts(served: Served, fork: str, visit: Open) -> None:
+    page = visit(f"/w/shop/{fork}/")
+    page.get_by_role("link", name="Compare all").click()
+    page.get_by_label(f"take {fork}.1").check()
+    page.get_by_label(f"take {fork}.2").first.check()
+    assert not page.get_by_label(f"take {fork}.1").is_checked()  # one change of each place
+    page.get_by_label(f"take {fork}.3").check()
+    page.reload()
+    page.get_by_text("2 changes chosen").wait_for()
+    page.get_by_role("button", name="Test the combination").click()
+    page.get_by_text("nothing is committed yet").wait_for()
+    page.get_by_role("button", name="Commit it").click()
+    page.get_by_text("Committed as 1").wait_for()
+    text = (served.workspace.path / "shop.py").read_text()
+    assert "value * 6 / 5" in text
+    assert "RATE = 1.2" in text
+
+
+def test_two_browsers_and_another_process(served: Served, fork: str, visit: Open) -> None:
+    pages = [visit(f"/w/shop/{fork}/"), visit(f"/w/shop/{fork}/", 390), visit("/")]
+    pages[0].get_by_label("Comment on this fork").fill("Looks good")
+    pages[0].get_by_role("button", name="Comment").click()
+    pages[1].get_by_text("Looks good").first.wait_for()
+    pick(served.workspace, f"{fork}.3")
+    for page in pages[:2]:
+        page.get_by_role("heading", name=f"{fork}.3 won").wait_for()
+    pages[2].locator(".forks .pill", has_text="decided").wait_for()
+
+
+def test_the_server_is_started_again(served: Served, fork: str, visit: Open) -> None:
+    page = visit(f"/w/shop/{fork}/")
+    page.wait_for_function("document.querySelector('#live') !== null")
+    served.stop()
+    page.get_by_text("Not connected").wait_for()
+    pick(served.workspace, f"{fork}.1")
+    served.start()
+    page.get_by_role("heading", name=f"{fork}.1 won").wait_for()
+
+
+def test_a_line_is_commented_by_keyboard(served: Served, fork: str, visit: Open) -> None:
+    page = visit(f"/w/shop/{fork}/a/{fork}.1/")
+    page.locator("table.diff tr.new").first.wait_for()
+    page.keyboard.press("n")
+    while "value * 1.2" not in (page.locator("tr.here").text_content() if page.locator("tr.here").count() else ""):
+        page.keyboard.press("j")
+    page.keyboard.press("c")
+    page.get_by_text("Comment on shop.py, line 6").wait_for()
+    page.keyboard.type("Why 1.2?")
+    page.get_by_role("button", name="Comment").click()
+    page.locator(".comments").get_by_text("Why 1.2?").first.wait_for()
+    with open_ledger(served.workspace) as ledger:
+        assert ledger.find_comments(fork)[0]["line"] == 6
+
+
+def test_hostile_contents_run_nothing(served: Served, visit: Open) -> None:
+    files: dict[str, str | bytes] = {f"{n}.js": f"{text}\n" for n, text in enumerate(CORPUS)}
+    files |= {"pic.svg": "<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'><script>alert(1)</script></svg>"}
+    fork = make_fork(served.workspace, [files, {"a<img src=x onerror=alert(1)>.py": CORPUS[0]}])
+    with open_ledger(served.workspace) as ledger:
+        for text in CORPUS[:8]:
+            ledger.record_comment(fork, {"text": text, "attempt": f"{fork}.1", "path": text, "quote": text, "line": 1})
+        ledger.record_verdict(fork, {"winner": f"{fork}.1", "how": CORPUS[1]})
+    base = f"/w/shop/{fork}/"
+    for path in (
+        base,
+        f"{base}a/{fork}.1/",
+        f"{base}a/{fork}.1/?view=split",
+        f"{base}a/{fork}.2/output",
+        f"{base}compare",
+    ):
+        page = visit(path)
+        page.wait_for_load_state("domcontentloaded")
+        page.mouse.wheel(0, 5000)
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.querySelectorAll('script:not([src]), iframe, object, embed').length") == 0
+
+
+def test_fifty_attempts_and_a_long_diff(served: Served, visit: Open) -> None:
+    text = "".join(f"line {number}\n" for number in range(5000))
+    changes: list[Any] = [{"long.txt": text}, *({f"f{number}.txt": "x\n"} for number in range(49))]
+    fork = make_fork(served.workspace, changes)
+    page = visit(f"/w/shop/{fork}/")
+    assert page.locator(".attempt-card").count() == 50
+    page = visit(f"/w/shop/{fork}/a/{fork}.1/")
+    for _ in range(400):
+        if page.locator("table.diff tr.new").count() == 5000:
+            break
+        page.mouse.wheel(0, 20_000)
+        page.wait_for_timeout(20)
+    assert page.locator("table.diff tr.new").count() == 5000
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("axe")
+    need(shutil.which("npm") is not None, "npm is not installed")
+    done = subprocess.run(["npm", "pack", "--silent", AXE], cwd=directory, capture_output=True, text=True, check=False)
+    need(done.returncode == 0, "axe-core cannot be fetched")
+    with tarfile.open(next(directory.glob("*.tgz"))) as archive:
+        found = archive.extractfile("package/axe.min.js")
+        assert found is not None
+        return found.read().decode()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_serious_for_accessibility(fork: str, visit: Open, axe: str, scheme: str, width: int) -> None:
+    base = f"/w/shop/{fork}/"
+    for path in (
+        "/",
+        base,
+        f"{base}a/{fork}.2/",
+        f"{base}a/{fork}.2/?view=split",
+        f"{base}compare",
+        f"{base}a/{fork}.1/output",
+    ):
+        page = visit(path, width, scheme)
+        page.wait_for_timeout(500)
+        page.evaluate(axe)
+        found = page.evaluate("axe.run().then(result => result.violations)")
+        serious = [
+            (path, one["id"], [node["html"][:200] for node in one["nodes"][:3]])
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
