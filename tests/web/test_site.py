@@ -132,7 +132,7 @@ def test_hostile_contents_stay_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 for word in (
                     "<script",
                     "<img src=x",
-                    "<svg",
+                    "<svg onload",
                     "onerror=alert(1)>",
                     "</td></table></style>",
                     "\x1b",
