@@ -15,7 +15,7 @@ import acp
 import pytest
 from acp import schema
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 
 @dataclass

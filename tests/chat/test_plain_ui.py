@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from forkwise import Workspace
 from forkwise.chat.events import ForkResolved
 from forkwise.chat.render import format_merge
@@ -64,6 +66,7 @@ def chatting(project: Path, *words: str) -> Iterator[Chat]:
             process.kill()
 
 
+@pytest.mark.integration
 def test_plain_lines_from_a_pipe_in_their_order(project: Path, model: str) -> None:
     lines = "hello\n/branches\n/fork a: task | b: task\n/nonsense\n/merge b\n!cat lib.txt\n/undo\n/copy\n"
     printed = chat(project, "--plain", "--model", model, lines=lines).stdout.splitlines()
@@ -78,6 +81,7 @@ def test_plain_lines_from_a_pipe_in_their_order(project: Path, model: str) -> No
     assert not (project / "lib.txt").exists()
 
 
+@pytest.mark.integration
 def test_the_end_of_input_merges_nothing_and_denies_approvals(project: Path) -> None:
     rules = [
         {"when": "^shell", "steps": [{"calls": [call("execute", command="touch ran")]}, {"say": "Then not."}]},
@@ -101,6 +105,7 @@ def test_the_end_of_input_merges_nothing_and_denies_approvals(project: Path) -> 
     assert done.stdout.endswith("[The fork was aborted: none of its changes were kept]\n[ended]\n")
 
 
+@pytest.mark.integration
 def test_ctrl_c_ends_the_turn_and_twice_the_chat(project: Path, model: str) -> None:
     with chatting(project, "--plain", "--model", model, "--ask", "execute") as talk:
         talk.say("shell")
@@ -124,6 +129,7 @@ def test_ctrl_c_ends_the_turn_and_twice_the_chat(project: Path, model: str) -> N
         assert talk.process.wait(PATIENCE) == 143
 
 
+@pytest.mark.integration
 def test_a_chat_that_cannot_open_reports_why_and_does_not_block(project: Path, model: str) -> None:
     assert "no model is set; pass --model" in chat(project, "--plain", code=2).stderr
     (project / ".forkwise").mkdir()

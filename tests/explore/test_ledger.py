@@ -240,7 +240,7 @@ def patterns(draw: st.DrawFn) -> tuple[str, Pattern]:
     return f"{kind} {first} {second} {options}", made[kind]()
 
 
-@settings(max_examples=examples(60, times=5), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20, times=15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=patterns())
 def test_whatever_is_tried_the_ledger_agrees(made: tuple[str, Pattern], workspace: Workspace) -> None:
     _, pattern = made

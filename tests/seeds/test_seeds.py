@@ -15,7 +15,10 @@ from tests.branchfs import mounted
 from tests.seeds.process import User, run_page
 
 #: The pages, each with a module of the same name that runs its examples.
-PAGES = ("branchcontext", "acorn", "bots", "pydantic_deep")
+PAGES = (
+    "branchcontext",
+    *(pytest.param(name, marks=pytest.mark.integration) for name in ("acorn", "bots", "pydantic_deep")),
+)
 
 
 @pytest.mark.parametrize("user", ["root", "unprivileged"])
