@@ -20,11 +20,12 @@ from tests.counts import rounds
 
 pytestmark = pytest.mark.integration
 
+FORKWISE = f"{sys.prefix}/bin/forkwise"
 _DEADLINE_S = 100.0
 _drivers: list[subprocess.Popen[bytes]] = []
 
 
-def start(nodes: RayNodes, project: Path, *words: str) -> subprocess.Popen[bytes]:
+def start(nodes: RayNodes, project: Path, *words: str, program: str = FORKWISE) -> subprocess.Popen[bytes]:
     """Start forkwise on a project as a driver of the cluster."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "FORKWISE_STATE")}
     environment |= {
@@ -33,7 +34,7 @@ def start(nodes: RayNodes, project: Path, *words: str) -> subprocess.Popen[bytes
         "XDG_STATE_HOME": str(project.parent / "xdg-state"),
     }
     driver = subprocess.Popen(
-        [f"{sys.prefix}/bin/forkwise", *words],
+        [program, *words],
         cwd=project,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -188,3 +189,62 @@ def test_attempts_survive_the_process_that_started_them(nodes: RayNodes, project
         assert (project / "greeting.txt").read_text() == f"{number}\n"
         assert record.begun == ["1", "2"]
         check_nothing_left(record, nodes)
+
+
+FUNCTIONS = """
+import sys
+from pathlib import Path
+from forkwise import RayRunner, Reflexion, TreeOfThoughts, Workspace
+
+def begin(path):
+    assert str(path) == str(Path.cwd()) or path.is_dir()
+    (path / "tree.txt").write_text("begun")
+    return True, 1.0
+
+def go_on(path):
+    (path / "tree.txt").write_text((path / "tree.txt").read_text() + ", continued")
+    return True, 2.0
+
+def retry(path, attempt, feedback):
+    if feedback is None:
+        raise ValueError("not yet")
+    (path / "feedback.txt").write_text(feedback)
+    return True
+
+workspace = Workspace(".")
+runner = RayRunner()
+outcome = TreeOfThoughts([begin], expand=lambda path, depth: [go_on], max_depth=2, runner=runner)(workspace)
+assert outcome.committed, outcome
+assert Path("tree.txt").read_text() == "begun, continued"
+outcome = Reflexion(retry, 2, runner=runner)(workspace)
+assert outcome.committed, outcome
+assert "not yet" in Path("feedback.txt").read_text()
+"""
+
+
+def test_functions_and_attempts_on_top_of_others(nodes: RayNodes, project: Path) -> None:
+    script = project.parent / "functions.py"
+    script.write_text(FUNCTIONS)
+    finish(start(nodes, project, str(script), program=sys.executable))
+
+
+def test_an_edit_made_while_attempts_run_is_not_overwritten(nodes: RayNodes, project: Path) -> None:
+    record = Record(project)
+    line = f"{record.begin}; {record.wait}; echo theirs > greeting.txt"
+    driver = start(nodes, project, "run", *record.options, "--json", "-c", line)
+    wait_until(lambda: len(record.begun) == 1, driver)
+    (project / "greeting.txt").write_text("mine\n")
+    record.go.touch()
+    out, err = driver.communicate(timeout=_DEADLINE_S)
+    assert driver.returncode == 3, (out + err).decode()
+    assert (project / "greeting.txt").read_text() == "mine\n"
+    finish(start(nodes, project, "gc"))
+
+
+def test_the_doctor_examines_each_node(nodes: RayNodes, project: Path) -> None:
+    driver = start(nodes, project, "doctor", "--on", "ray", "--json")
+    out, err = driver.communicate(timeout=_DEADLINE_S)
+    assert driver.returncode == 0, (out + err).decode()
+    found = json.loads(out)["nodes"]
+    assert {node["directory"] for node in found} >= {str(node.directory) for node in nodes.nodes}
+    assert all(node["works"] and node["findings"] for node in found)

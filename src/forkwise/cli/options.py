@@ -87,7 +87,7 @@ def _check_variables(_context: click.Context, _parameter: click.Parameter, value
     return values
 
 
-def _check_cluster(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+def check_cluster(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     """Raise UsageError unless the value is ``ray`` or ``ray://HOST:PORT``, and Ray is installed."""
     if value is None:
         return None
@@ -345,7 +345,7 @@ _OPTIONS = (
     click.option(
         "--on",
         metavar="ray[://HOST:PORT]",
-        callback=_check_cluster,
+        callback=check_cluster,
         help="Cluster whose nodes run attempts and tests. ray alone is $RAY_ADDRESS, or else started here.",
     ),
     click.option(

@@ -19,6 +19,7 @@ import sys
 import threading
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from forkwise.linux import namespace
 from forkwise.linux.syscalls import CLONE_NEWNS, MNT_DETACH, MS_BIND, MS_PRIVATE, MS_REC, mount, umount2, unshare
 from forkwise.linux.trees import closing_fd, open_root, remove_tree
 from forkwise.sandbox.network.gateway import resolve_network
+from forkwise.sandbox.network.uplink import find_uplink_program
 from forkwise.snapshot.object_store import ObjectStore
 from forkwise.snapshot.packed_delta import PackedDelta
 
@@ -217,6 +219,8 @@ class _NodeProgram:
         }
         confinement = await run_in_thread(resolve_network, request.confinement)
         _require_private(confinement.network)
+        if request.function is not None and request.confinement.network == "auto":  # the proxy is for commands
+            confinement = replace(confinement, network="private" if find_uplink_program() else "none")
         runner = SandboxRunner(
             confinement,
             request.agent_paths,

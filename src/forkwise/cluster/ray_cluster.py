@@ -153,5 +153,6 @@ def find_workspace_id(state: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
+    error = getattr(error, "cause", None) or error  # what a task raised, without its traceback as text
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

@@ -332,9 +332,23 @@ class _Output:
             self._ray.get(self._ref)
 
 
-def examine_node(directory: str | None = None) -> dict[str, Any]:
+def examine_node() -> dict[str, Any]:
     """Return what works on the node of this task, as JSON. Ray calls this."""
     from forkwise import __version__  # noqa: PLC0415 - not before the task runs
+    from forkwise.cluster.node_process import NodeProcess  # noqa: PLC0415
     from forkwise.cluster.node_request import find_node_directory  # noqa: PLC0415
+    from forkwise.files.store.state import locate  # noqa: PLC0415
+    from forkwise.sandbox.doctor import examine_confinement, examine_networks  # noqa: PLC0415
 
-    return {"version": __version__, "directory": directory or find_node_directory()}
+    facts: dict[str, Any] = {"version": __version__, "works": True, "problem": None}
+    try:
+        facts["directory"] = find_node_directory()
+        with NodeProcess():
+            pass
+    except (BranchingError, OSError) as error:
+        facts |= {"works": False, "problem": str(error)}
+    found = [*examine_confinement(locate(facts.get("directory", "/"))), *examine_networks()]
+    facts["findings"] = [
+        {"name": one.name, "works": one.works, "detail": one.detail, "remedy": one.remedy} for one in found
+    ]
+    return facts

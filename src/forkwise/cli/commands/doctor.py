@@ -11,6 +11,7 @@ import click
 
 from forkwise import progress
 from forkwise.cli.app import Exit, Verb, json_option, workspace_option
+from forkwise.cli.options import check_cluster
 from forkwise.display.output import Output, report_record
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ __all__ = ["doctor"]
 )
 @click.option("--repair", is_flag=True, help="Find damaged parts of the workspace's state, and set them aside.")
 @click.option("--dry-run", is_flag=True, help="With --repair: print what would be done, and change nothing.")
+@click.option("--on", metavar="ray[://HOST:PORT]", callback=check_cluster, help="Check the nodes of a cluster instead.")
 @workspace_option
 @json_option
-def doctor(target: Path | None, repair: bool, dry_run: bool, directory: Path, output: Output) -> int:
+def doctor(target: Path | None, repair: bool, dry_run: bool, on: str | None, directory: Path, output: Output) -> int:
     """Check which views, sandbox features and networks work here.
 
     Each one is really tried, as this user and on DIR (default: the current directory). For those that do not work, the
@@ -35,9 +37,15 @@ def doctor(target: Path | None, repair: bool, dry_run: bool, directory: Path, ou
 
     With --repair, the state of the workspace is examined instead: a damaged branch, commit or row of the ledger is set
     aside or rebuilt, and nothing is deleted.
+
+    With --on, each node of a cluster is examined. The exit code is 6 if attempts cannot run on one of them.
     """
     if dry_run and not repair:
         raise click.UsageError("--dry-run needs --repair")
+    if on is not None:
+        if repair or target is not None:
+            raise click.UsageError("--on examines the nodes of a cluster: leave out DIR and --repair")
+        return _examine_nodes(on, output)
     if repair:
         _repair(target or directory, dry_run, output)
         return Exit.OK
@@ -49,6 +57,29 @@ def doctor(target: Path | None, repair: bool, dry_run: bool, directory: Path, ou
     else:
         _print_report(report, output)
     return Exit.OK if report.chosen else Exit.UNAVAILABLE
+
+
+def _examine_nodes(on: str, output: Output) -> int:
+    from forkwise.cluster.ray_cluster import RayCluster
+
+    with progress.report("Examining the nodes"):
+        nodes = RayCluster.connect(None if on == "ray" else on).examine()
+    if output.as_json:
+        output.document({"nodes": nodes})
+    for node in [] if output.as_json else nodes:
+        about = ", ".join(f"{name} {amount:g}" for name, amount in sorted(node["resources"].items()))
+        output.line(f"node {node['node']} on {node['host']}: {'works' if node['works'] else 'does not work'}")
+        output.line(f"  {about}")
+        if node["problem"]:
+            output.line(f"  {node['problem']}", "yellow")
+        rows = [
+            (one["name"], "yes" if one["works"] else "no", one["detail"] if one["works"] else one["remedy"])
+            for one in node.get("findings", ())
+        ]
+        if rows:
+            output.table(("feature", "works", "detail, or how to enable it"), rows)
+        output.line()
+    return Exit.OK if nodes and all(node["works"] for node in nodes) else Exit.UNAVAILABLE
 
 
 def _repair(directory: Path, dry_run: bool, output: Output) -> None:
