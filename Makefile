@@ -98,9 +98,10 @@ $(DIST): $(DEV)
 dist: $(DIST)  ## build the wheel and the sdist in dist/, and try the wheel in a clean environment
 	@$(BIN)/python -m tools.dist
 
-screenshots: $(DEV)  ## redraw the pictures of the panels in docs/images
+screenshots: $(DEV) $(INTEGRATION)/.installed  ## redraw the pictures of panels and pages in docs/images
 	PYDANTIC_AI_NO_BANNER=1 $(BIN)/python -m tools.screenshots docs/images
 	$(BIN)/python -m tools.screenshots.report_page docs/images
+	$(INTEGRATION)/bin/python -m tools.screenshots.web_page docs/images
 
 vendor:  ## fetch the files of other projects that the web page needs again, and check their hashes
 	@scripts/vendor

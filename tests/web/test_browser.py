@@ -158,7 +158,6 @@ def test_two_browsers_and_another_process(served: Served, fork: str, visit: Open
 
 def test_the_server_is_started_again(served: Served, fork: str, visit: Open) -> None:
     page = visit(f"/w/shop/{fork}/")
-    page.wait_for_function("document.querySelector('#live') !== null")
     served.stop()
     page.get_by_text("Not connected").wait_for()
     pick(served.workspace, f"{fork}.1")

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["find_chromium", "run", "take_picture"]
+__all__ = ["find_chromium", "make_project", "run", "take_picture"]
 
 COMMAND = ("forkwise", "best-of", "5", "--agent", "claude", "--test", "python -m pytest -q", "--report", "../report")
 GOAL = "Orders over 100 get free shipping, and discounts are percentages"
@@ -99,8 +99,8 @@ esac
 """
 
 
-def run(directory: Path) -> Path:
-    """Run the command in a project made in ``directory``, and return the page."""
+def make_project(directory: Path) -> tuple[Path, dict[str, str]]:
+    """Make the project and the agent in ``directory``; return the project and the environment to run forkwise in."""
     project, programs = directory / "shop", directory / "bin"
     project.mkdir()
     programs.mkdir()
@@ -116,6 +116,12 @@ def run(directory: Path) -> Path:
         "FORKWISE_STATE": str(directory / "state"),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
+    return project, environment
+
+
+def run(directory: Path) -> Path:
+    """Run the command in a project made in ``directory``, and return the page."""
+    project, environment = make_project(directory)
     done = subprocess.run(
         (*COMMAND, GOAL),
         cwd=project,

@@ -32,7 +32,7 @@ _ROWS = 300
 _OPEN_FILES = 12
 _OPEN_ROWS = 1500
 _MOST_FILES = 3000
-_DESCRIBED = 200  # files whose lines are counted before they are opened
+_DESCRIBED = 60  # files whose lines are counted before they are opened
 _IMAGES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",

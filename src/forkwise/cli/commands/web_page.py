@@ -31,7 +31,7 @@ _TRIED_PORTS = 20
     "serve",
     cls=Verb,
     streams=True,
-    example=("forkwise serve", "forkwise serve --browser", "forkwise serve --all --port 8100"),
+    example=("forkwise serve --browser", "forkwise serve --all", "forkwise serve --export k3f9ab page.html"),
 )
 @click.argument("others", metavar="[DIR]...", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--all", "everything", is_flag=True, help="Show all workspaces whose state is kept in the same place.")
@@ -64,6 +64,13 @@ _TRIED_PORTS = 20
     is_flag=True,
     help="Listen beyond loopback without encryption: others on the network can read along.",
 )
+@click.option(
+    "--export",
+    "exported",
+    metavar="FORK FILE",
+    nargs=2,
+    help="Write the page of one fork to a self-contained HTML file instead, and exit.",
+)
 @click.option("--new-token", is_flag=True, help="Make all links and open pages of earlier runs invalid.")
 @click.option("--browser", is_flag=True, help="Open the page in the default browser.")
 @workspace_option
@@ -76,6 +83,7 @@ def serve(
     host_name: str | None,
     tls: tuple[Path, Path] | None,
     plain_http: bool,
+    exported: tuple[str, str] | None,
     new_token: bool,
     browser: bool,
     directory: Path,
@@ -87,6 +95,9 @@ def serve(
     of this workspace and of each DIR, also those of other processes. It decides nothing by itself: what you do there is
     what forkwise pick, combine, abort and undo do. Leaving does not affect any fork.
     """
+    if exported is not None:
+        _export(exported[0], Path(exported[1]), directory, output)
+        return
     require_extra("web", "forkwise serve")
     from forkwise.cli.private_mounts import enter_to_create
     from forkwise.web.admission import load_keys
@@ -110,6 +121,30 @@ def serve(
             _run(site, listener, tls)
     finally:
         catalogue.close()
+
+
+def _export(name: str, target: Path, directory: Path, output: Output) -> None:
+    """Write the page of a fork to a file that loads nothing."""
+    import forkwise
+    from forkwise.cli.commands.forks import open_workspace
+    from forkwise.display.attempt_report import read_report
+    from forkwise.display.html.fork_page import render_report
+
+    _, ledger = open_workspace(directory)
+    with ledger:
+        fork = ledger.fork(name).id
+        page = render_report(read_report(ledger, fork), version=forkwise.__version__)
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        beside.write_text(page, errors="replace")
+        os.replace(beside, target)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise click.UsageError(f"the page cannot be written to {target}: {error.strerror}") from error
+    if output.as_json:
+        output.stream({"exported": {"fork": fork, "file": str(target)}})
+    else:
+        output.line(f"The page of {fork} is in {target}.")
 
 
 def _check_host(host: str, tls: tuple[Path, Path] | None, plain_http: bool) -> bool:
