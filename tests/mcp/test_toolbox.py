@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forkwise import Workspace
+from forkwise.ledger.detached_run import load_detached_run
 from tests.mcp.conftest import FILES, Talker
 
 RIGHT = {"path": "calc.py", "old": "a - b", "new": "a + b"}
@@ -51,6 +52,9 @@ def test_attempts_by_commands_from_fork_to_pick(talker: Talker, project: Path) -
         cursor, state = news["cursor"], news["state"]
         seen |= {one["attempt"] for one in news["new"]}
     assert state == "open"
+    run = load_detached_run(Workspace(project).state / "ledger", fork)
+    assert run is not None
+    assert not run.process.alive, "while it lives, it holds the branches"
     assert seen == {f"{fork}.1", f"{fork}.2"}
     assert talker.call("wait", handle=fork, cursor=cursor, timeout_s=0)["new"] == []
     shown = talker.call("show", name=fork)

@@ -20,6 +20,7 @@ from forkwise.errors import BranchNotFoundError, ConflictError, ForkNotFoundErro
 from forkwise.files.file_tree import FileTree
 from forkwise.files.workspace import Workspace
 from forkwise.fork.stored_fork import branch_of
+from forkwise.ledger.detached_run import load_detached_run
 from forkwise.ledger.ledger import Ledger, new_id
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.mcp.job import HANDLE_PREFIX, CallJob, CallJobs, ToolError
@@ -168,10 +169,14 @@ class Toolbox:
                 attempts = ledger.attempts(fork)
                 over = sum(attempt.is_over for attempt in attempts)
                 job.message = f"{over} of {len(attempts)} attempts are over"
-                is_news = any(attempt.id in changed and attempt.is_over for attempt in attempts)
-                if record.state != "running" or is_news or left <= 0 or job.is_cancelled.is_set():
+                is_news = over < len(attempts) and any(a.id in changed and a.is_over for a in attempts)
+                run = load_detached_run(ledger.directory, fork)
+                is_running = record.state == "running" or (run is not None and run.process.alive)
+                if not is_running or is_news or left <= 0 or job.is_cancelled.is_set():
                     news = [_attempt_line(attempt) for attempt in attempts if attempt.id in changed]
-                    return _fork_facts(record, len(attempts), over) | {"new": news[:_LISTED], "cursor": seen}
+                    facts = _fork_facts(record, len(attempts), over)
+                    facts |= {"state": "running"} if is_running else {}  # its process still holds the branches
+                    return facts | {"new": news[:_LISTED], "cursor": seen}
                 time.sleep(min(_PACE_S, max(left, 0.0)))
 
     def _wait_for_job(self, wanted: CallJob, job: CallJob, deadline: float) -> dict[str, Any]:
