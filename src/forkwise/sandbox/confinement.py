@@ -103,6 +103,7 @@ CREDENTIAL_STORES: Mapping[str, tuple[str, ...]] = {
         "~/.config/argocd",
         "~/.rancher",
     ),
+    "Ray": ("~/.ray/auth_token", "$RAY_AUTH_TOKEN_PATH"),
     "Vault, SOPS": ("~/.vault-token", "~/.config/sops/age", "$XDG_CONFIG_HOME/sops/age", "$SOPS_AGE_KEY_FILE"),
     "password managers": (
         "~/.config/op",
