@@ -165,6 +165,23 @@ def test_the_server_is_started_again(served: Served, fork: str, visit: Open) -> 
     page.get_by_role("heading", name=f"{fork}.1 won").wait_for()
 
 
+def test_a_hidden_page_gives_its_connection_back(served: Served, fork: str, visit: Open) -> None:
+    show = """state => {
+        Object.defineProperty(document, 'visibilityState', { value: state, configurable: true });
+        document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    page = visit(f"/w/shop/{fork}/")
+    others = []
+    for _ in range(8):
+        page.evaluate(show, "hidden")
+        others.append(page)
+        page = page.context.new_page()
+        page.goto(f"{served.base}/w/shop/{fork}/")  # waits for ever once six connections are in use
+    pick(served.workspace, f"{fork}.3")
+    others[0].evaluate(show, "visible")
+    others[0].get_by_role("heading", name=f"{fork}.3 won").wait_for()
+
+
 def test_a_line_is_commented_by_keyboard(served: Served, fork: str, visit: Open) -> None:
     page = visit(f"/w/shop/{fork}/a/{fork}.1/")
     page.locator("table.diff tr.new").first.wait_for()

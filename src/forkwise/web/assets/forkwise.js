@@ -4,6 +4,33 @@
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const byId = id => document.getElementById(id);
 
+  // A browser has six connections for a server: a page that is not visible gives its own back
+
+  class Stream extends EventTarget {
+    constructor(url) {
+      super();
+      this.url = url;
+      this.connect();
+      document.addEventListener('visibilitychange', () => {
+        if (document.visibilityState === 'hidden') this.source.close(); else if (this.readyState === 2) this.connect();
+      });
+    }
+
+    get readyState() { return this.source.readyState; }
+
+    connect() {
+      this.source = new EventSource(this.url);
+      this.source.onopen = event => this.onopen && this.onopen(event);
+      this.source.onerror = event => this.onerror && this.onerror(event);
+      ['fork', 'progress'].forEach(name => this.source.addEventListener(name, event => {
+        this.dispatchEvent(new MessageEvent(name, { data: event.data }));
+      }));
+    }
+
+    close() { this.source.close(); }
+  }
+  htmx.createEventSource = url => new Stream(url);
+
   // Clocks of what is running
 
   const duration = seconds => {
