@@ -465,7 +465,8 @@ _EXTRAS = (
     ("pydantic_ai", "pydantic-ai", "agents", _AGENT_EXPORTS),
     ("obstore", "obstore", "snapshots", _SNAPSHOT_EXPORTS),
     ("blake3", "blake3", "snapshots", _SNAPSHOT_EXPORTS),
-    ("ray", "Ray", "ray", _CLUSTER_EXPORTS),
+    ("obstore", "obstore", "ray", _CLUSTER_EXPORTS),  # Ray itself is loaded when a runner connects
+    ("blake3", "blake3", "ray", _CLUSTER_EXPORTS),
 )
 _ALL = _EXPORTS | _AGENT_EXPORTS | _CLUSTER_EXPORTS | _SNAPSHOT_EXPORTS
 _MODULE_OF = {name: module for module, names in _ALL.items() for name in names}

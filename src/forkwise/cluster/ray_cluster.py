@@ -38,7 +38,10 @@ class RayCluster:
         if address == "local":  # otherwise Ray takes the address of another interface for 127.0.0.1
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         self.address = address
-        self.ray: Any = importlib.import_module("ray")
+        try:
+            self.ray: Any = importlib.import_module("ray")
+        except ModuleNotFoundError as error:
+            raise NodeError("attempts on a cluster need Ray: pip install 'forkwise[ray]'") from error
         options: dict[str, Any] = {"namespace": _NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
         if address == "local":
             options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
