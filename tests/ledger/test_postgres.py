@@ -155,17 +155,20 @@ def test_a_commit_that_the_server_still_works_on_is_waited_for(opened: Open) -> 
     """Its connection is lost, but not its transaction, which holds the project's lock: here, another one holds it."""
     ledger = opened()
     with psycopg.connect(ledger._postgres.url) as busy:
-        lock = "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock(%s, hashtext(%s))"
-        [(number, _)] = busy.execute(lock, (module._LOCK_SPACE, ledger._postgres.project)).fetchall()
+        lock = f"SELECT pg_current_xact_id()::text, {module._CHECKPOINT}, pg_advisory_xact_lock(%s, hashtext(%s))"
+        [(number, checkpoint, _)] = busy.execute(lock, (module._LOCK_SPACE, ledger._postgres.project)).fetchall()
         found: list[bool] = []
-        thread = threading.Thread(target=lambda: found.append(ledger._postgres._is_committed(number)))
+        thread = threading.Thread(target=lambda: found.append(ledger._postgres._is_committed(number, checkpoint)))
         thread.start()
         waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND classid = %s"
         while not busy.execute(waiting, (module._LOCK_SPACE,)).fetchall():
             assert thread.is_alive()
         busy.commit()
         thread.join()
-    assert found == [True]
+        assert found == [True]
+        busy.autocommit = True
+        busy.execute("CHECKPOINT")  # as after a crash, when the number may be another transaction's
+        assert not ledger._postgres._is_committed(number, checkpoint)
 
 
 def test_writers_that_are_killed_leave_whole_changes(opened: Open, tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ _DIALECT = Dialect(
     },
 )
 _ADD_EVENT = "WITH added AS (INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?) RETURNING seq)"
+_CHECKPOINT = "(SELECT checkpoint_lsn::text FROM pg_control_checkpoint())"
 _LOCK_SPACE = 0x666B77  # of advisory locks: those of another program have other numbers
 _CONNECT_TIMEOUT_S = 10
 _LOCK_TIMEOUT_S = 60
@@ -348,7 +349,7 @@ class PostgresDatabase(SqlDatabase):
         transaction.pipeline = connection.pipeline()
         transaction.pipeline.__enter__()
         connection.execute("BEGIN")
-        lock = "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock(%s, hashtext(%s))"
+        lock = f"SELECT pg_current_xact_id()::text, {_CHECKPOINT}, pg_advisory_xact_lock(%s, hashtext(%s))"
         transaction.number = connection.execute(lock, (_LOCK_SPACE, self.project))
 
     def _commit(self, transaction: _Transaction) -> None:
@@ -368,14 +369,19 @@ class PostgresDatabase(SqlDatabase):
                 raise self._explain(error) from error
             self._drop_connection()
             self._transaction = None
-            if number is None or not self._is_committed(str(number[0])):
+            if number is None or not self._is_committed(*map(str, number[:2])):
                 raise self._explain(error) from error
 
-    def _is_committed(self, number: str) -> bool:
-        """Return whether a transaction whose connection was lost has been committed; wait until that is decided."""
+    def _is_committed(self, number: str, checkpoint: str) -> bool:
+        """Return whether a transaction whose connection was lost has been committed; wait until that is decided.
+
+        After a crash the server may give a transaction's number to another one. A crash ends with a checkpoint, so if
+        there was one since the transaction began, it does not count as committed.
+        """
         # The server may be working on it still; it holds the project's lock until then.
         self.rows("SELECT pg_advisory_xact_lock(?, hashtext(?))", (_LOCK_SPACE, self.project))
-        return self.rows("SELECT pg_xact_status(?::text::xid8)", (number,)) == [("committed",)]
+        found = self.rows(f"SELECT pg_xact_status(?::text::xid8), {_CHECKPOINT}", (number,))
+        return found == [("committed", checkpoint)]
 
     def _roll_back(self, *, is_sound: bool) -> None:
         """Undo the transaction; a connection that was interrupted, and may expect an answer, is closed for that."""
