@@ -28,6 +28,8 @@ from tests.files.images import mounted_tmpfs
 from tests.files.sample import picture
 from tests.files.steps import Steps, fork, in_child
 
+pytestmark = pytest.mark.integration
+
 RACES = rounds(300, 1000)
 
 

@@ -15,6 +15,8 @@ from forkwise.ledger.sqlite import open_ledger
 from forkwise.linux.mountinfo import mounts
 from tests.fork.kill_at_point import Scene, becomes_so
 
+pytestmark = pytest.mark.integration
+
 ONE = "echo uno > a.txt"
 NOTHING = "true"
 STUCK = "sleep 1000"

@@ -19,7 +19,7 @@ from tests.live.kill_at_point import POINTS
 from tests.live.test_resolution import Judge
 from tests.live.worker import BEFORE, all_over, worker
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 A = {"a.txt": "one\n"}
 X = A | {"both.txt": "x", "x.txt": "x"}

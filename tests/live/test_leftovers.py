@@ -19,7 +19,7 @@ from forkwise.live.deps import DeepAgentDeps
 
 SPECS = [BranchSpec("a", "x"), BranchSpec("b", "y")]
 
-pytestmark = pytest.mark.filterwarnings("ignore::forkwise.ForkwiseWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::forkwise.ForkwiseWarning"), pytest.mark.integration]
 
 PROGRAM = """
 import asyncio, gc, os, signal, sys, warnings

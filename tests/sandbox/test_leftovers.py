@@ -27,6 +27,8 @@ from tests.counts import rounds
 from tests.need import need
 from tests.sandbox.child import need_user_namespaces
 
+pytestmark = pytest.mark.integration
+
 ROUNDS = rounds(20, 200)
 DESCRIPTORS = 8  # of an idle forkserver: three, a socket, its parent, itself, two of the prepared init process
 

@@ -23,6 +23,8 @@ from forkwise.text.merge3 import align
 from forkwise.tui.diff_view import NwayScreen, NwayView
 from tests.tui.pilot import Scene, play, until
 
+pytestmark = pytest.mark.integration
+
 MODE = 0o100644
 BASE = b"".join(b"%d\n" % n for n in range(1, 13))
 ONE = BASE.replace(b"1\n", b"one\n", 1).replace(b"12\n", b"twelve\n")

@@ -20,6 +20,8 @@ from forkwise.tui.watch import ForksScreen, WatchApp
 from forkwise.tui.widgets import QuestionScreen
 from tests.tui.pilot import Scene, play, until
 
+pytestmark = pytest.mark.integration
+
 Run = Callable[..., Result]
 
 TEXT = "one\ntwo\nthree\nfour\nfive\n"

@@ -6,9 +6,13 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from forkwise import Workspace
 from forkwise.ledger.sqlite import open_ledger
 from tests.tui.terminal import COMMAND, Terminal
+
+pytestmark = pytest.mark.integration
 
 WORK = """
 i=0

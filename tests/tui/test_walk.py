@@ -21,6 +21,8 @@ from forkwise.tui.widgets import InputScreen, QuestionScreen
 from tests.tui.pilot import Scene, play, until
 from tests.tui.scripted_fork import scripted_talk
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def talk() -> Conversation:

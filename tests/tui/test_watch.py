@@ -21,6 +21,8 @@ from forkwise.tui.watch import AttemptTable, ForksScreen, WatchApp
 from forkwise.tui.widgets import QuestionScreen
 from tests.tui.pilot import COMMIT, RecordingFork, Scene, play, until, watching
 
+pytestmark = pytest.mark.integration
+
 FAILING = TestReport(source="exit code", exit_code=1, failed=1)
 
 

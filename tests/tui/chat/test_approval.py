@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from forkwise.tui.chat.approval import ApprovalScreen
 from forkwise.tui.chat.screen import ChatScreen
 from tests.chat.scripted_chat import SCRIPT, call
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
+
+pytestmark = pytest.mark.integration
 
 
 def _asks(branch: str) -> dict[str, Any]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from forkwise import Workspace
 from tests.chat.scripted_chat import SCRIPT, write_script
 from tests.tui.terminal import COMMAND, Terminal
+
+pytestmark = pytest.mark.integration
 
 RULES: list[dict[str, Any]] = [{"when": "^shorter", "branch": "a", "say": "Made it shorter."}, *SCRIPT]
 

@@ -13,6 +13,8 @@ from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.widgets import PageScreen
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
 
+pytestmark = pytest.mark.integration
+
 
 def test_what_can_be_done_is_said_until_something_was_said(project: Path) -> None:
     async def script(scene: ChatScene) -> None:

@@ -17,6 +17,8 @@ from tests.acceptance import write_accepted
 from tests.chat.scripted_chat import SCRIPT, call
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
 
+pytestmark = pytest.mark.integration
+
 FURTHER: list[dict[str, Any]] = [
     {"when": "^also", "branch": "a", "say": "Handled errors too."},
     {"when": "^shorter", "branch": "a", "say": "Made it shorter."},

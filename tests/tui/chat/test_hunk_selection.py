@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from forkwise import Workspace
 from forkwise.tui.chat.pickers import MergePicker
 from forkwise.tui.chat.screen import ChatScreen
@@ -14,6 +16,8 @@ from forkwise.tui.widgets import QuestionScreen
 from tests.acceptance import write_accepted
 from tests.chat.scripted_chat import call
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
+
+pytestmark = pytest.mark.integration
 
 PARENT = "one\ntwo\nthree\nfour\nfive\n"
 

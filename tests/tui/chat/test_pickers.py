@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from textual.app import App
 from textual.screen import Screen
 
@@ -13,6 +14,8 @@ from forkwise.tui.chat.approval import AcceptanceScreen
 from forkwise.tui.chat.pickers import MergePicker, MergeRow
 from tests.tui.chat.chat_pilot import until
 from tests.tui.pilot import Scene, play
+
+pytestmark = pytest.mark.integration
 
 ROWS = [MergeRow(label, "done", f"{label} said a [b]word[/b] that is long, " * 5) for label in ("a", "b", "[c]")]
 VERDICT = Judged("f1", "b", 0.91, "It [red]is[/red] shorter.", True, ("no tests",))

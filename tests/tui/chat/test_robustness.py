@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from textual import events
 
 from forkwise.tui.chat.approval import AcceptanceScreen
@@ -14,6 +15,8 @@ from forkwise.tui.diff_view import NwayScreen
 from tests.acceptance import write_accepted
 from tests.chat.scripted_chat import call
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
+
+pytestmark = pytest.mark.integration
 
 EVIL = "[red]x[/red] \x1b]0;owned\x07 [/] [@click=app.quit]z"
 SHOWN = "[red]x[/red] \\x1b]0;owned\\x07 [/] [@click=app.quit]z"

@@ -16,6 +16,8 @@ from forkwise.tui.widgets import ChoiceScreen, PageScreen
 from tests.chat.scripted_chat import write_script
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
 
+pytestmark = pytest.mark.integration
+
 
 def test_messages_and_the_output_of_commands(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[str] = []

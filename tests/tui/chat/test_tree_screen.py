@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from forkwise.chat.session import Session
 from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.chat.tree_screen import TreeScreen
@@ -13,6 +15,8 @@ from forkwise.tui.widgets import ChoiceScreen, InputScreen, QuestionScreen
 from tests.acceptance import write_accepted
 from tests.chat.scripted_chat import SCRIPT
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
+
+pytestmark = pytest.mark.integration
 
 MORE: list[dict[str, Any]] = [{"when": "^and then", "say": "Then it is done."}, *SCRIPT]
 

@@ -18,6 +18,8 @@ from forkwise.tui.transcript_entry import MarkdownEntry, PlainEntry
 from tests.tui.chat.chat_pilot import until
 from tests.tui.pilot import Scene, play
 
+pytestmark = pytest.mark.integration
+
 TEN = [f"b{number}" for number in range(10)]
 
 
