@@ -77,7 +77,7 @@ def run(options: ExploreOptions) -> int:
 @judge_option()
 @explore_options
 def speculate(options: ExploreOptions, waits: bool, judge: str | None) -> int:
-    """Try several commands side by side, and commit the first success.
+    """Try several commands at once, and commit the first success.
 
     Each -c and each --agent is one attempt. As soon as one wins, the others are stopped.
     """
@@ -99,7 +99,7 @@ def speculate(options: ExploreOptions, waits: bool, judge: str | None) -> int:
 @_CROSS_TESTS
 @explore_options
 def best_of(options: ExploreOptions, n: int | None, judge: str | None, cross_tests: bool) -> int:
-    """Try a command N times side by side, and commit the best success.
+    """Try a command N times at once, and commit the best success.
 
     The best attempt passes the tests and has the highest score, which it writes to the file $FORKWISE_SCORE. With equal
     scores, or without any, the smallest diff wins. With --judge, a judge compares every two of the attempts whose tests
@@ -267,7 +267,7 @@ def cascade(options: ExploreOptions, fan_out: tuple[int, ...], summary_model: st
 @summary_option
 @explore_options
 def refine(options: ExploreOptions, n: int | None, rounds: int, summary_model: str | None) -> int:
-    """Try a command N times per round; each round builds on the best.
+    """Try a command N times a round; each builds on the best.
 
     The attempts of a further round start from the files of the best attempt so far, in branches of its branch. The file
     $FORKWISE_FEEDBACK says what that attempt and the others did. A failed attempt of which some tests pass can be built
@@ -312,7 +312,7 @@ def playoff(
     budget: int | None,
     summary_model: str | None,
 ) -> int:
-    """Try a command N times; judge groups, refine the winners, repeat.
+    """Try a command N times; judge, refine the winners, repeat.
 
     Each group has one winner. As long as there are several, each winner is followed by another attempt, which reads in
     the file $FORKWISE_FEEDBACK what the winners did, and replaces the winner if it is better. Then the winners are

@@ -39,7 +39,7 @@ _LARGEST = 10  # branches listed by du
 @workspace_option
 @json_option
 def log(limit: int | None, directory: Path, output: Output) -> None:
-    """List the commits of a workspace, newest first, with their forks.
+    """List the commits, newest first, with their forks.
 
     The id of a commit is what forkwise undo takes. An undo is listed as a commit as well.
     """
@@ -128,7 +128,7 @@ def undo(number: int | None, directory: Path, output: Output) -> None:
 @workspace_option
 @json_option
 def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, orphans: bool, directory: Path, output: Output) -> None:
-    """Remove leftovers of dead processes, and old undo data and forks.
+    """Remove what dead processes left, and old undo data and forks.
 
     Branches with uncommitted changes and interrupted forks are listed and kept, unless --force is given. Resume such a
     fork with forkwise resume, or drop it with forkwise abort.

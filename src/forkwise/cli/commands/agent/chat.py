@@ -69,7 +69,7 @@ def chat(
     directory: Path,
     output: Output,
 ) -> None:
-    """Talk with an agent that works in DIR, and fork the conversation.
+    """Talk with an agent in DIR, and fork the conversation.
 
     Compare the branches of a fork and continue as one of them. The conversation is saved and continued the next time.
     With --plain, with --json, and without a terminal, input is read from stdin and events are printed line by line.
