@@ -204,6 +204,8 @@ def judge(data: bytes, base: bytes = WITH_CANARY) -> TestReport:
 def test_evidence_of_a_run_that_is_as_it_should_be() -> None:
     report = judge(WITH_CANARY)
     assert (report.doubt, report.is_tampered, report.outcomes) == (None, False, {"a": "passed"})
+    outside = line(kind="plugin", name="x", origin="/ws-state/injected/x.py")
+    assert judge(WITH_CANARY + outside).doubt is None, "the name of its directory begins like the workspace's"
 
 
 @pytest.mark.parametrize(
