@@ -275,6 +275,27 @@ def test_tests_added_to_a_file_of_the_base_run_apart(project: Workspace) -> None
     assert outcome.winner.branch_index == 3, "one that left the tests alone"
 
 
+@pytest.mark.integration  # needs pytest-xdist
+def test_workers_of_xdist_report_too(project: Workspace) -> None:
+    (project.path / "pytest.ini").write_text("[pytest]\naddopts = -p xdist.plugin -n 2\n")
+    patch = """
+import _pytest.reports
+build = _pytest.reports.TestReport.from_item_and_call.__func__
+def lie(cls, item, call):
+    report = build(cls, item, call)
+    report.outcome, report.longrepr = "passed", None
+    return report
+_pytest.reports.TestReport.from_item_and_call = classmethod(lie)
+"""
+    cheat = only(writes(WRONG + patch), project)
+    assert not cheat.success
+    assert "tampered with" in str(cheat.reason)
+    honest = only(writes(RIGHT), project)
+    assert honest.success, honest.reason
+    assert honest.tests is not None
+    assert sorted(honest.tests.outcomes) == ["test_sums.py::test_nothing", "test_sums.py::test_small"]
+
+
 # Several evaluators in order
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from forkwise.testing.baseline import Baseline, TestRun, combine_runs
 from forkwise.testing.command import for_command
 from forkwise.testing.evidence import Injection, RunEvidence, read_evidence
+from forkwise.testing.injected.evidence_channel import open_channel
 from forkwise.testing.report import Outcome, TestReport, combine
 from forkwise.testing.seal import Seal
 from forkwise.testing.tables import put_back
@@ -259,3 +262,19 @@ def test_names_of_what_is_injected_cannot_be_guessed() -> None:
     kept = for_command("pytest", injection=one, environ={"PYTEST_ADDOPTS": "-x", "PYTHONPATH": "lib"})
     assert kept.env["PYTEST_ADDOPTS"].startswith("-x ")
     assert kept.env["PYTHONPATH"] == "/in:lib"
+
+
+def test_workers_inherit_what_their_runner_was_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    reader_fd = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    given = Injection("/in", str(tmp_path / "fifo")).environment({"PYTEST_ADDOPTS": "-x"}, "-x --junitxml=report.xml")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    channel = open_channel()
+    assert channel is not None
+    assert (os.environ["PYTEST_ADDOPTS"], os.environ.get("FORKWISE_EVIDENCE")) == ("-x", None)
+    channel.lend()
+    assert {name: os.environ.get(name) for name in given} == given
+    channel.withdraw()
+    assert (os.environ["PYTEST_ADDOPTS"], os.environ.get("FORKWISE_EVIDENCE")) == ("-x", None)
+    os.close(reader_fd)

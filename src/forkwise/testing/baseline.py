@@ -152,7 +152,9 @@ def _find_intruders(evidence: RunEvidence, known: Sequence[RunEvidence], root: s
     plugins = [
         origin
         for origin in dict.fromkeys(evidence.plugins.values())
-        if origin not in origins and not origin.startswith("_pytest") and (origin.startswith(f"{root}/") or "/" not in origin)
+        if origin not in origins
+        and not origin.startswith("_pytest")
+        and (origin.startswith(f"{root}/") or "/" not in origin)
     ]
     found = [f"{origin.removeprefix(f'{root}/')} is a plugin of the test runner" for origin in plugins[:_SHOWN]]
     if replaced:

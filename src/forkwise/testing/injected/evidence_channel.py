@@ -28,13 +28,10 @@ class Channel:
     """Writes records, each with the token that only this run has."""
 
     def __init__(self, text):
-        self._settings = text
         settings = json.loads(text)
-        for name, value in settings["restored"].items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        self._restored = {_VARIABLE: None, **settings["restored"]}
+        self._lent = {_VARIABLE: text, **{name: os.environ.get(name) for name in settings["restored"]}}
+        _set_variables(self._restored)
         self.token = settings["token"]
         self.suspects = frozenset(settings["suspects"])
         self._bodies = {}
@@ -69,12 +66,20 @@ class Channel:
             self.send(kind="body", id=shorten(name), body=found)
 
     def lend(self):
-        """Put the settings back into the environment, for workers that are being started."""
-        os.environ[_VARIABLE] = self._settings
+        """Put the settings and the options back into the environment, for workers that are being started."""
+        _set_variables(self._lent)
 
     def withdraw(self):
-        """Take the settings out of the environment."""
-        os.environ.pop(_VARIABLE, None)
+        """Take what was lent out of the environment."""
+        _set_variables(self._restored)
+
+
+def _set_variables(values):
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _describe(code):
