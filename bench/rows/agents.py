@@ -115,7 +115,8 @@ def _prepare(scratch: Scratch, url: str) -> _Subject:
     home.mkdir()
     project.mkdir()
     name = next((name for name in ("claude", "codex") if shutil.which(name)), None)
-    environment = {**os.environ, "HOME": str(home), "FORKWISE_STATE": str(place / "state"), "IS_SANDBOX": "1"}
+    compiled = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {**compiled, "HOME": str(home), "FORKWISE_STATE": str(place / "state"), "IS_SANDBOX": "1"}
     words = [f"--host-port={url.rpartition(':')[2]}"]
     if name is None:
         name, environment["PATH"] = "claude", f"{place / 'bin'}:{environment['PATH']}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -303,3 +305,49 @@ def test_an_agent_needs_a_prompt(run: Run, install: Callable[[str], None]) -> No
 def test_quotes_around_a_prompt() -> None:
     agent = Agent(name="x", command=("my prog", "a={prompt}=b", "{prompt}", "$HOME"))
     assert agent.argv("p")[2].splitlines()[-1] == """exec 'my prog' a="$1"=b "$1" '$HOME'"""
+
+
+LOADED_BEFORE = """
+import json, sys
+from forkwise.cli import exploration
+from forkwise.sandbox import launcher
+exploration._LOAD_DELAY_S = 3600
+ask = launcher.ForkserverConnection.start_sandbox
+def start_sandbox(*arguments):
+    with open({found!r}, "w") as file:
+        json.dump(sorted(sys.modules), file)
+    return ask(*arguments)
+launcher.ForkserverConnection.start_sandbox = start_sandbox
+from forkwise.cli import main
+sys.argv = ["forkwise", "-C", {project!r}, "run", "--agent", "claude", "fix it"]
+main()
+"""
+MOST_MODULES = 360
+"""Modules, the standard library's included, that may be loaded before an agent starts; 343 when this was written."""
+AT_THE_END = (
+    *("forkwise.files.commit", "forkwise.files.rebase", "forkwise.files.versions", "forkwise.fork.resolve"),
+    *("forkwise.explore.judges", "forkwise.explore.evidence", "forkwise.git.result", "forkwise.text.merge3"),
+    *(
+        "forkwise.testing.report",
+        "opentelemetry",
+        "pydantic",
+        "pydantic_core",
+        "rich",
+        "decimal",
+        "email",
+        "urllib.request",
+    ),
+)
+
+
+def test_an_agent_starts_before_what_its_end_needs_is_loaded(
+    project: Path, home: Path, install: Callable[[str], None]
+) -> None:
+    install("claude")
+    found = home / "modules.json"
+    code = LOADED_BEFORE.format(found=str(found), project=str(project))
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment)
+    loaded = json.loads(found.read_text())
+    assert not [name for name in loaded if name.startswith(AT_THE_END)]
+    assert len(loaded) <= MOST_MODULES

@@ -6,6 +6,7 @@ the version and the completion of a word, does not even load click.
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ _ALONE = {  # verbs that people wait for, by their module: the other verbs and t
     "best-of": "explore",
     "mcp": "agent.mcp_server",
 }
+_GARBAGE_THRESHOLD = 10_000  # objects between two collections; Python's 700 means hundreds while modules are loaded
 
 
 def __getattr__(name: str) -> object:
@@ -38,6 +40,7 @@ def __getattr__(name: str) -> object:
 
 def main() -> None:
     """Run the command line."""
+    gc.set_threshold(_GARBAGE_THRESHOLD)
     words = sys.argv[1:]
     if words == ["--version"]:
         print(f"forkwise, version {__version__}")
@@ -58,6 +61,7 @@ def main() -> None:
         sys.exit(128 + number)
     finally:
         stop_signal.ignore_stop_signals()  # the exit of the interpreter removes what the process prepared
+        gc.freeze()  # the exit would search everything that was loaded for garbage, which takes longer than the rest
 
 
 def _run(words: list[str]) -> None:

@@ -1,18 +1,19 @@
 """The run of one exploration: progress while it runs, clean-up on a signal, the report, and the commit to git.
 
+An agent should start as soon as possible: what is needed only when attempts end is loaded while they run.
+
 ``explore`` runs a recipe; ``run_and_report`` runs anything that has an outcome, such as a fork that is resumed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
-import subprocess
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,13 @@ import click
 
 from forkwise.cli.app import Exit, StoppedBySignalError
 from forkwise.cli.explore_options import ExploreOptions, find_notice_delay
-from forkwise.cli.git_result import GitExport, GitResult, trailers_of
 from forkwise.cli.private_mounts import enter_to_create
 from forkwise.cli.stop_signal import (
     find_stop_signal,
     run_until_stopped,
     stop_signals_deferred,
 )
+from forkwise.concurrency import run_in_thread
 from forkwise.display.board import PACE, Board, attempt_record, usage_text
 from forkwise.display.notice import TerminalNotice
 from forkwise.display.output import Output, command_line, commit_record, size_text, totals
@@ -34,32 +35,19 @@ from forkwise.errors import BranchingError, ForkResolvedError, ForkwiseWarning, 
 from forkwise.explore.pattern import Observer, SpeculationOutcome
 from forkwise.explore.recipe import Recipe
 from forkwise.files.branch import Branch
-from forkwise.files.undo import note_repository
 from forkwise.files.workspace import Workspace
 from forkwise.fork.fork import open_ledger
-from forkwise.git.repository import find_repository
-from forkwise.git.result import (
-    ResultRepository,
-    build_message,
-    find_filtered,
-    read_identity,
-    read_own_messages,
-    warn_unsigned,
-)
 from forkwise.ledger.ledger import Ledger
-from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.sandbox.limits import choose_enforcement
-from forkwise.testing.report import TestReport
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
     from forkwise.agents.estimate import Estimate
     from forkwise.cli.detachment import Detachment
+    from forkwise.cli.git_result import GitCommit, GitRepository, GitResult
 
 __all__ = [
     "Exploration",
-    "GitCommit",
-    "GitRepository",
     "explore",
     "run_and_report",
 ]
@@ -68,6 +56,9 @@ __all__ = [
 Exploration = Callable[[Observer], Coroutine[Any, Any, SpeculationOutcome]]
 
 _TAIL_LINES = 20
+_LOAD_DELAY_S = 0.25  # after the start of a fork: its first attempts run
+_REST = ("forkwise.files.commit", "forkwise.fork.control", "forkwise.fork.resolve", "forkwise.config.gc_limits")
+"""Modules that the end of an attempt and the commit need, and with them most of what is not loaded yet."""
 
 
 def explore(recipe: Recipe, options: ExploreOptions) -> int:
@@ -77,8 +68,14 @@ def explore(recipe: Recipe, options: ExploreOptions) -> int:
     workspace = Workspace(
         options.directory, frozen=recipe.frozen, allow_executable_config=options.allow_executable_config
     )
-    repository = None if options.git is None else GitRepository(workspace.path, options.git or None)
+    repository = None
+    if options.git is not None:
+        from forkwise.cli.git_result import GitRepository
+
+        repository = GitRepository(workspace.path, options.git or None)
     if options.is_exported:
+        from forkwise.cli.git_result import GitExport
+
         GitExport(workspace).check(options.as_branch, options.branches_prefix, options.as_patch)
     _check(recipe, options, workspace)
     pattern = recipe.pattern(workspace)
@@ -216,8 +213,7 @@ class _Progress:
         self._wants_changes = options.patch is not None or options.git is not None
         self.paths: tuple[str, ...] = ()
         self.own_messages: list[str] = []
-        repository = None if options.git is None else find_repository(options.directory)
-        self._base = None if repository is None else repository.find_commit()
+        self._base = None if options.git is None else _find_git_commit(options.directory)
         self._stack = ExitStack()
 
     def __enter__(self) -> _Progress:
@@ -237,6 +233,8 @@ class _Progress:
     def winner_found(self, branch: Branch) -> None:
         """Keep the winner's diff; on a BranchFS or DaxFS mount, which compares both trees for it, only if requested."""
         if self._base is not None:
+            from forkwise.git.result import read_own_messages
+
             self.own_messages = read_own_messages(branch.path, self._base)
         if not branch.view_kind.native:
             self.diff = branch.diff()
@@ -262,6 +260,13 @@ class _Progress:
             self._detachment.begin_report()
         if summary and not self._quiet and not self.output.as_json and self.ledger.attempts(self.fork or ""):
             self.board.summary()
+
+
+def _find_git_commit(directory: Path) -> str | None:
+    from forkwise.git.repository import find_repository
+
+    repository = find_repository(directory)
+    return None if repository is None else repository.find_commit()
 
 
 class _Report:
@@ -356,7 +361,14 @@ def _run(exploration: Exploration, progress: _Progress) -> SpeculationOutcome:
     return outcome
 
 
+def _load_rest() -> None:
+    """Load what the end of an exploration needs, in a thread, while the attempts run."""
+    for name in _REST:
+        import_module(name)
+
+
 async def _run_and_refresh(exploration: Exploration, progress: _Progress) -> SpeculationOutcome:
+    asyncio.get_running_loop().call_later(_LOAD_DELAY_S, run_in_thread, _load_rest)
     run_task = asyncio.ensure_future(exploration(progress))
     refresh_task = asyncio.ensure_future(progress.refresh_forever())
     try:
@@ -401,6 +413,9 @@ def _commit_to_git(
 ) -> GitCommit | None:
     if repository is None or outcome.commit is None:
         return None
+    from forkwise.cli.git_result import trailers_of
+    from forkwise.git.result import build_message
+
     assert outcome.fork is not None
     assert outcome.winner is not None
     assert outcome.winner.attempt is not None
@@ -420,6 +435,8 @@ def _export(
     """Make git branches and a patch of the results."""
     if not options.is_exported or outcome.fork is None:
         return ()
+    from forkwise.cli.git_result import GitExport
+
     export, ledger = GitExport(workspace), progress.ledger
     found: list[GitResult] = []
     if options.branches_prefix is not None:
@@ -532,6 +549,8 @@ def _print_verdict(outcome: SpeculationOutcome, options: ExploreOptions, progres
 
 def _print_failure(progress: _Progress) -> None:
     """Print why the only attempt failed: its failing tests, or the end of its output."""
+    from forkwise.testing.report import TestReport
+
     assert progress.board is not None
     attempt = progress.board.rows()[0].attempt
     text = attempt.tail if attempt.tests is None else TestReport.from_json(attempt.tests).feedback()
@@ -611,162 +630,3 @@ def _outcome_record(
         "warnings": list(outcome.warnings),
         "attempts": [attempt_record(row) for row in board.rows()],
     }
-
-
-_UPDATE_INDEX = ("update-index", "-z", "--add", "--remove", "--replace", "--stdin")
-
-
-@dataclass(frozen=True, slots=True)
-class GitCommit:
-    """A git commit and its branch, which is None for a detached HEAD."""
-
-    id: str
-    branch: str | None
-
-
-class GitRepository:
-    """The git repository of a workspace. Creating it raises GitError if a commit would fail later.
-
-    With ``branch``, the commit starts that branch, and neither the index nor the checked-out files are touched.
-    """
-
-    def __init__(self, directory: Path, branch: str | None = None) -> None:
-        self._directory = directory
-        self._branch = branch
-        self._moved: list[str | None] = []
-        self._staged: list[list[Any]] = []
-        results = ResultRepository(directory)
-        self._repository = results.repository
-        if branch is not None:
-            results.check_new_branch(branch)
-
-    def commit(self, paths: Sequence[str], message: str) -> GitCommit | None:
-        """Commit these paths of the workspace and nothing else; return None if git sees no change in them."""
-        self._refuse_another_repository()
-        head = self._query("rev-parse", "--verify", "--quiet", "HEAD")
-        with scratch_directory("git") as directory:
-            tree = self._write_tree(head, [p for p in paths if not _is_in_git(p)], f"{directory}/index")
-        if head is not None and tree == self._query("rev-parse", f"{head}^{{tree}}"):
-            return None
-        warn_unsigned(self._repository)
-        commit_id = self._do("commit-tree", tree, *(("-p", head) if head else ()), input=message)
-        reference = f"refs/heads/{self._branch}" if self._branch is not None else self._repository.head
-        self._repository.check_reference(reference or "refs/heads")
-        self._repository.prepare_logs()
-        if self._branch is not None:
-            self._do("update-ref", f"refs/heads/{self._branch}", commit_id, "0" * len(commit_id))
-            self._moved = [reference, None, commit_id]
-            return GitCommit(commit_id, self._branch)
-        subject = message.partition("\n")[0]
-        self._do("update-ref", "-m", f"commit: {subject}", "HEAD", commit_id, head or "0" * len(commit_id))
-        self._moved = [reference or "HEAD", head, commit_id]
-        self._stage(commit_id)
-        return GitCommit(commit_id, self._query("symbolic-ref", "--quiet", "--short", "HEAD"))
-
-    def record(self, workspace: Workspace, number: int) -> None:
-        """Add the git commit to the record of a commit to the workspace, so that its undo takes back both."""
-        top = os.fspath(workspace.path)
-        directory = os.path.relpath(self._repository.git_directory, top)
-        if self._moved and directory.split("/")[0] != "..":  # a repository around the workspace is not its own
-            note_repository(workspace, number, directory, self._moved, self._staged)
-
-    def _stage(self, commit_id: str) -> None:
-        """Put the paths of a commit into the index, so that git does not show them as changed."""
-        changed = _split(self._do("diff-tree", "-r", "-z", "--root", "--no-commit-id", "--no-renames", commit_id))
-        rows = [
-            f"{new} {blob} 0\t{path}\0" if new != "000000" else f"0 {blob} 0\t{path}\0"
-            for (_, new, _, blob, _), path in zip((row.split() for row in changed[::2]), changed[1::2], strict=True)
-        ]
-        facts = [(row.split(), path) for row, path in zip(changed[::2], changed[1::2], strict=True)]
-        self._staged = [
-            [path, *(None if set(mode) <= {"0", ":"} else [mode.lstrip(":"), blob] for mode, blob in sides)]
-            for (old_mode, new_mode, old, new, _), path in facts
-            for sides in [((old_mode, old), (new_mode, new))]
-        ]
-        self._do("update-index", "-z", "--index-info", input="".join(rows), directory=self._repository.work_tree)
-        self._query("update-index", "-q", "--refresh", directory=self._repository.work_tree)
-
-    def _write_tree(self, head: str | None, paths: list[str], index: str) -> str:
-        """Write the tree of ``head`` with these paths as they are in the workspace, using a separate index."""
-        self._do("read-tree", *((head,) if head else ("--empty",)), index=index)
-        deleted = [p for p in paths if not os.path.lexists(self._directory / p)]
-        tracked = _split(self._do("ls-files", "-z", index=index)) if deleted else []
-        names = {p for p in paths if not _is_directory(self._directory / p)}
-        names |= {name for name in tracked for p in deleted if name.startswith(f"{p}/")}
-        names -= self._find_ignored(names, index)
-        self._refuse_filters([name for name in names if (self._directory / name).is_file()], index)
-        self._do(*_UPDATE_INDEX, index=index, input=_join(names))
-        return self._do("write-tree", index=index)
-
-    def _find_ignored(self, paths: Iterable[str], index: str) -> set[str]:
-        """Return the paths that git ignores and does not track."""
-        # The prefix ./ keeps git from reading a name that begins with a colon as a pathspec with magic.
-        done = self._run(("check-ignore", "-z", "--stdin"), index, _join(f"./{path}" for path in paths))
-        if done.returncode not in (0, 1):  # 1: none of the paths is ignored
-            raise _git_error("check-ignore", done)
-        return {name.removeprefix("./") for name in _split(_decode(done.stdout))}
-
-    def _refuse_filters(self, paths: Iterable[str], index: str) -> None:
-        """Raise ClickException if git would filter a path, as Git LFS does: forkwise does not start such programs."""
-        found = self._do("check-attr", "-z", "--stdin", "filter", index=index, input=_join(paths))
-        if filtered := find_filtered(os.fsencode(found).split(b"\0")):
-            raise click.ClickException(f"{filtered}: commit it with git")
-
-    def _refuse_another_repository(self) -> None:
-        """Raise ClickException if the winner replaced or moved the repository."""
-        found = find_repository(self._directory)
-        if found is None or (found.git_directory, found.common_directory) != (
-            self._repository.git_directory,
-            self._repository.common_directory,
-        ):
-            raise click.ClickException(
-                f"the winner changed which git repository {self._directory} belongs to: check it and commit by hand"
-            )
-
-    def _query(self, *words: str, index: str | None = None, input: str = "", directory: str = "") -> str | None:  # noqa: A002
-        """Return the output of git, or None if it fails."""
-        done = self._run(words, index, input, directory)
-        return _decode(done.stdout) if done.returncode == 0 else None
-
-    def _do(self, *words: str, index: str | None = None, input: str = "", directory: str = "") -> str:  # noqa: A002
-        """Return the output of git, or raise ClickException if it fails."""
-        done = self._run(words, index, input, directory)
-        if done.returncode != 0:
-            raise _git_error(words[0], done)
-        return _decode(done.stdout)
-
-    def _run(
-        self, words: Sequence[str], index: str | None, text: str, directory: str = ""
-    ) -> subprocess.CompletedProcess[bytes]:
-        return self._repository.run(
-            *words,
-            directory=directory or self._directory,
-            index=index,
-            stdin=os.fsencode(text),
-            identity=read_identity(),
-        )
-
-
-def _git_error(command: str, done: subprocess.CompletedProcess[bytes]) -> click.ClickException:
-    reason = " ".join(_decode(done.stderr).split()) or f"exit code {done.returncode}"
-    return click.ClickException(f"git {command} failed: {reason}")
-
-
-def _is_in_git(path: str) -> bool:
-    return path == ".git" or path.startswith(".git/")
-
-
-def _is_directory(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _join(names: Iterable[str]) -> str:
-    return "".join(f"{name}\0" for name in sorted(names))
-
-
-def _split(text: str) -> list[str]:
-    return [name for name in text.split("\0") if name]
-
-
-def _decode(data: bytes) -> str:
-    return os.fsdecode(data).removesuffix("\n")

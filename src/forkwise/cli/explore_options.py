@@ -63,7 +63,7 @@ _LONGEST_GOAL = 20_000
 _WIDEST_VALUE = 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)  # each costs a start milliseconds
 class ExploreOptions:
     """The parsed options of an explore command."""
 

@@ -1,19 +1,35 @@
-"""Attempts as git branches and patches: what each changed, read from its branch or from the ledger, and who made it."""
+"""Results in git: attempts as git branches and patches, with who made them, and the commit of a winner.
+
+What an attempt changed is read from its branch or from the ledger.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 import stat
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from forkwise.errors import BranchNotFoundError, GitError
-from forkwise.git.result import ResultRepository, build_message, read_own_messages
+from forkwise.files.undo import note_repository
+from forkwise.git.repository import find_repository
+from forkwise.git.result import (
+    ResultRepository,
+    build_message,
+    find_filtered,
+    read_identity,
+    read_own_messages,
+    warn_unsigned,
+)
 from forkwise.ledger.stored_changes import load_changes
+from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.linux.trees import closing_fd, copy_entry, open_beneath, open_root
 from forkwise.testing.report import TestReport
 from forkwise.text.redaction import redact
@@ -24,9 +40,10 @@ if TYPE_CHECKING:
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord
 
-__all__ = ["GitExport", "GitResult", "trailers_of"]
+__all__ = ["GitCommit", "GitExport", "GitRepository", "GitResult", "trailers_of"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_UPDATE_INDEX = ("update-index", "-z", "--add", "--remove", "--replace", "--stdin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +211,159 @@ def _read_stored(ledger: Ledger, attempt: AttemptRecord) -> _Changes:
     changed = [file.path for file in files if file.new is not None]
     deleted = [change.path for change in stored.delta if change.kind == "deleted"]
     return _Changes(changed, deleted, write)
+
+
+@dataclass(frozen=True, slots=True)
+class GitCommit:
+    """A git commit and its branch, which is None for a detached HEAD."""
+
+    id: str
+    branch: str | None
+
+
+class GitRepository:
+    """The git repository of a workspace. Creating it raises GitError if a commit would fail later.
+
+    With ``branch``, the commit starts that branch, and neither the index nor the checked-out files are touched.
+    """
+
+    def __init__(self, directory: Path, branch: str | None = None) -> None:
+        self._directory = directory
+        self._branch = branch
+        self._moved: list[str | None] = []
+        self._staged: list[list[Any]] = []
+        results = ResultRepository(directory)
+        self._repository = results.repository
+        if branch is not None:
+            results.check_new_branch(branch)
+
+    def commit(self, paths: Sequence[str], message: str) -> GitCommit | None:
+        """Commit these paths of the workspace and nothing else; return None if git sees no change in them."""
+        self._refuse_another_repository()
+        head = self._query("rev-parse", "--verify", "--quiet", "HEAD")
+        with scratch_directory("git") as directory:
+            tree = self._write_tree(head, [p for p in paths if not _is_in_git(p)], f"{directory}/index")
+        if head is not None and tree == self._query("rev-parse", f"{head}^{{tree}}"):
+            return None
+        warn_unsigned(self._repository)
+        commit_id = self._do("commit-tree", tree, *(("-p", head) if head else ()), input=message)
+        reference = f"refs/heads/{self._branch}" if self._branch is not None else self._repository.head
+        self._repository.check_reference(reference or "refs/heads")
+        self._repository.prepare_logs()
+        if self._branch is not None:
+            self._do("update-ref", f"refs/heads/{self._branch}", commit_id, "0" * len(commit_id))
+            self._moved = [reference, None, commit_id]
+            return GitCommit(commit_id, self._branch)
+        subject = message.partition("\n")[0]
+        self._do("update-ref", "-m", f"commit: {subject}", "HEAD", commit_id, head or "0" * len(commit_id))
+        self._moved = [reference or "HEAD", head, commit_id]
+        self._stage(commit_id)
+        return GitCommit(commit_id, self._query("symbolic-ref", "--quiet", "--short", "HEAD"))
+
+    def record(self, workspace: Workspace, number: int) -> None:
+        """Add the git commit to the record of a commit to the workspace, so that its undo takes back both."""
+        top = os.fspath(workspace.path)
+        directory = os.path.relpath(self._repository.git_directory, top)
+        if self._moved and directory.split("/")[0] != "..":  # a repository around the workspace is not its own
+            note_repository(workspace, number, directory, self._moved, self._staged)
+
+    def _stage(self, commit_id: str) -> None:
+        """Put the paths of a commit into the index, so that git does not show them as changed."""
+        changed = _split(self._do("diff-tree", "-r", "-z", "--root", "--no-commit-id", "--no-renames", commit_id))
+        rows = [
+            f"{new} {blob} 0\t{path}\0" if new != "000000" else f"0 {blob} 0\t{path}\0"
+            for (_, new, _, blob, _), path in zip((row.split() for row in changed[::2]), changed[1::2], strict=True)
+        ]
+        facts = [(row.split(), path) for row, path in zip(changed[::2], changed[1::2], strict=True)]
+        self._staged = [
+            [path, *(None if set(mode) <= {"0", ":"} else [mode.lstrip(":"), blob] for mode, blob in sides)]
+            for (old_mode, new_mode, old, new, _), path in facts
+            for sides in [((old_mode, old), (new_mode, new))]
+        ]
+        self._do("update-index", "-z", "--index-info", input="".join(rows), directory=self._repository.work_tree)
+        self._query("update-index", "-q", "--refresh", directory=self._repository.work_tree)
+
+    def _write_tree(self, head: str | None, paths: list[str], index: str) -> str:
+        """Write the tree of ``head`` with these paths as they are in the workspace, using a separate index."""
+        self._do("read-tree", *((head,) if head else ("--empty",)), index=index)
+        deleted = [p for p in paths if not os.path.lexists(self._directory / p)]
+        tracked = _split(self._do("ls-files", "-z", index=index)) if deleted else []
+        names = {p for p in paths if not _is_directory(self._directory / p)}
+        names |= {name for name in tracked for p in deleted if name.startswith(f"{p}/")}
+        names -= self._find_ignored(names, index)
+        self._refuse_filters([name for name in names if (self._directory / name).is_file()], index)
+        self._do(*_UPDATE_INDEX, index=index, input=_join(names))
+        return self._do("write-tree", index=index)
+
+    def _find_ignored(self, paths: Iterable[str], index: str) -> set[str]:
+        """Return the paths that git ignores and does not track."""
+        # The prefix ./ keeps git from reading a name that begins with a colon as a pathspec with magic.
+        done = self._run(("check-ignore", "-z", "--stdin"), index, _join(f"./{path}" for path in paths))
+        if done.returncode not in (0, 1):  # 1: none of the paths is ignored
+            raise _git_error("check-ignore", done)
+        return {name.removeprefix("./") for name in _split(_decode(done.stdout))}
+
+    def _refuse_filters(self, paths: Iterable[str], index: str) -> None:
+        """Raise ClickException if git would filter a path, as Git LFS does: forkwise does not start such programs."""
+        found = self._do("check-attr", "-z", "--stdin", "filter", index=index, input=_join(paths))
+        if filtered := find_filtered(os.fsencode(found).split(b"\0")):
+            raise click.ClickException(f"{filtered}: commit it with git")
+
+    def _refuse_another_repository(self) -> None:
+        """Raise ClickException if the winner replaced or moved the repository."""
+        found = find_repository(self._directory)
+        if found is None or (found.git_directory, found.common_directory) != (
+            self._repository.git_directory,
+            self._repository.common_directory,
+        ):
+            raise click.ClickException(
+                f"the winner changed which git repository {self._directory} belongs to: check it and commit by hand"
+            )
+
+    def _query(self, *words: str, index: str | None = None, input: str = "", directory: str = "") -> str | None:  # noqa: A002
+        """Return the output of git, or None if it fails."""
+        done = self._run(words, index, input, directory)
+        return _decode(done.stdout) if done.returncode == 0 else None
+
+    def _do(self, *words: str, index: str | None = None, input: str = "", directory: str = "") -> str:  # noqa: A002
+        """Return the output of git, or raise ClickException if it fails."""
+        done = self._run(words, index, input, directory)
+        if done.returncode != 0:
+            raise _git_error(words[0], done)
+        return _decode(done.stdout)
+
+    def _run(
+        self, words: Sequence[str], index: str | None, text: str, directory: str = ""
+    ) -> subprocess.CompletedProcess[bytes]:
+        return self._repository.run(
+            *words,
+            directory=directory or self._directory,
+            index=index,
+            stdin=os.fsencode(text),
+            identity=read_identity(),
+        )
+
+
+def _git_error(command: str, done: subprocess.CompletedProcess[bytes]) -> click.ClickException:
+    reason = " ".join(_decode(done.stderr).split()) or f"exit code {done.returncode}"
+    return click.ClickException(f"git {command} failed: {reason}")
+
+
+def _is_in_git(path: str) -> bool:
+    return path == ".git" or path.startswith(".git/")
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _join(names: Iterable[str]) -> str:
+    return "".join(f"{name}\0" for name in sorted(names))
+
+
+def _split(text: str) -> list[str]:
+    return [name for name in text.split("\0") if name]
+
+
+def _decode(data: bytes) -> str:
+    return os.fsdecode(data).removesuffix("\n")

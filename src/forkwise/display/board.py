@@ -20,7 +20,6 @@ from forkwise.display.progress_line import WorkList
 from forkwise.display.subject import build_redactor, has_stream
 from forkwise.ledger.logs import follow_log
 from forkwise.progress import listen
-from forkwise.testing.report import Comparison
 from forkwise.text.clean import TerminalCleaner, truncate_line
 from forkwise.text.redaction import process_redactor
 
@@ -392,6 +391,8 @@ def _test_notes(attempt: AttemptRecord) -> list[str]:
     tests = attempt.tests or {}
     notes = []
     if tests.get("comparison") and attempt.reason is None:
+        from forkwise.testing.report import Comparison
+
         notes.append(Comparison.from_json(tests["comparison"]).summary)
     if touched := tests.get("touched"):
         more = f" and {len(touched) - 1} more" if len(touched) > 1 else ""

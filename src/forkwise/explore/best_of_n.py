@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
-from forkwise.explore.judges.contest import Contest
 from forkwise.explore.pattern import Options, Pattern, Search, Subjects, build_copies
 
 if TYPE_CHECKING:
@@ -50,4 +49,6 @@ class BestOfN(Pattern):
         attempts = await search.run(search.fork.add(c, i) for i, c in enumerate(self._candidates))
         if self._judge is None:
             return search.select_best(attempts)
+        from forkwise.explore.judges.contest import Contest  # noqa: PLC0415 - most have no judge
+
         return await Contest(self._judge).choose_accepted(search, attempts)

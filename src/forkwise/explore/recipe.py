@@ -14,16 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forkwise.errors import LedgerError, ProcessBranchError
-from forkwise.explore.beam_search import BeamSearch
-from forkwise.explore.best_of_n import BestOfN
-from forkwise.explore.cascaded import Cascaded
-from forkwise.explore.evidence.summary import Summaries
-from forkwise.explore.recursive_tournament import RecursiveTournament
-from forkwise.explore.refine import Refine
-from forkwise.explore.reflexion import Reflexion
-from forkwise.explore.speculate import Speculate
-from forkwise.explore.tournament import Tournament
-from forkwise.explore.tree_of_thoughts import OnDeadEnd, TreeOfThoughts
 from forkwise.fork.agent_paths import AgentPaths
 from forkwise.fork.candidate import Candidate, OutputReader
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, scratch
@@ -37,8 +27,10 @@ from forkwise.servers.server_file import read_servers
 from forkwise.text.redaction import add_secrets, find_secrets
 
 if TYPE_CHECKING:
+    from forkwise.explore.evidence.summary import Summaries
     from forkwise.explore.judges.contest import PairJudge
     from forkwise.explore.pattern import Options, Pattern
+    from forkwise.explore.tree_of_thoughts import OnDeadEnd
     from forkwise.files.branch import Parent
     from forkwise.files.store.changes import OnConflict
     from forkwise.files.workspace import Workspace
@@ -201,7 +193,7 @@ class Variant:
         return dict(self.environment).get("FORKWISE_MODEL", "")
 
     def _read_output(self, directory: Path) -> OutputReader:
-        from forkwise.agents.stream import FORMATS, AgentStream  # noqa: PLC0415 - only agents need it
+        from forkwise.agents.stream import FORMATS, AgentStream  # only agents need it
 
         return AgentStream(self.stream if self.stream in FORMATS else None, directory, model=self.model)
 
@@ -352,7 +344,7 @@ class Recipe:
         """Build the evaluator that runs the tests, with ``servers``; None without tests."""
         if self.tests is None:
             return None
-        from forkwise.fork.evaluators.tests import Tests  # noqa: PLC0415 - loads the formats of reports
+        from forkwise.fork.evaluators.tests import Tests  # loads the formats of reports
 
         command = None if self.tests == "auto" else self.tests
         return Tests(
@@ -383,7 +375,7 @@ class Recipe:
         tests = self.build_tests(servers)
         judges: list[Evaluator] = [] if tests is None else [tests]
         if tests is not None and self.cross_tests:
-            from forkwise.fork.evaluators.cross_tests import CrossTests  # noqa: PLC0415 - as above
+            from forkwise.fork.evaluators.cross_tests import CrossTests  # as above
 
             judges.append(CrossTests(tests))
         if self.compares and self.kind != "tournament":
@@ -455,7 +447,7 @@ class Recipe:
     def _build_cluster_runner(
         self, confinement: Confinement, allowance: Allowance, servers: Sequence[Server]
     ) -> Runner:
-        from forkwise.cluster.ray_runner import RayRunner  # noqa: PLC0415 - needs the extra ray
+        from forkwise.cluster.ray_runner import RayRunner  # needs the extra ray
 
         occupied = {"num_cpus": self.cpus or 1, "memory": self.memory, "num_gpus": self.gpus}
         return RayRunner(
@@ -474,6 +466,8 @@ class Recipe:
         first = candidates[0] if len(candidates) == 1 else Candidate(candidates[0].label, variants=candidates)
         match self.kind:
             case "run" | "speculate":
+                from forkwise.explore.speculate import Speculate
+
                 return Speculate(
                     candidates,
                     first_wins=self.first_wins,
@@ -482,10 +476,16 @@ class Recipe:
                     **options,
                 )
             case "best-of":
+                from forkwise.explore.best_of_n import BestOfN
+
                 return BestOfN(first, self.n, judge=self._build_judge(workspace), evaluate=evaluate, **options)
             case "reflexion":
+                from forkwise.explore.reflexion import Reflexion
+
                 return Reflexion(first, self.n, summaries=self._build_summaries(), evaluate=evaluate, **options)
             case "refine":
+                from forkwise.explore.refine import Refine
+
                 return Refine(
                     first,
                     self.n,
@@ -495,6 +495,8 @@ class Recipe:
                     **options,
                 )
             case "cascade":
+                from forkwise.explore.cascaded import Cascaded
+
                 return Cascaded(
                     first,
                     fan_out=self.fan_out,
@@ -503,10 +505,14 @@ class Recipe:
                     **options,
                 )
             case "tournament":
+                from forkwise.explore.tournament import Tournament
+
                 judge = self._build_judge(workspace)
                 assert judge is not None
                 return Tournament(first, self.n, judge=judge, evaluate=evaluate, **options)
             case "playoff":
+                from forkwise.explore.recursive_tournament import RecursiveTournament
+
                 return RecursiveTournament(
                     first,
                     self.n,
@@ -518,6 +524,8 @@ class Recipe:
                     **options,
                 )
             case "tree":
+                from forkwise.explore.tree_of_thoughts import TreeOfThoughts
+
                 return TreeOfThoughts(
                     candidates,
                     expand=self._expand,
@@ -527,6 +535,8 @@ class Recipe:
                     **options,
                 )
             case "beam":
+                from forkwise.explore.beam_search import BeamSearch
+
                 return BeamSearch(
                     candidates,
                     expand=self._expand,
@@ -538,7 +548,7 @@ class Recipe:
 
     def _build_judge(self, workspace: Workspace) -> CommandJudge | PairJudge | None:
         if self.judge_model is not None:
-            from forkwise.explore.judges.model_judge import ModelJudge  # noqa: PLC0415 - loads pydantic-ai
+            from forkwise.explore.judges.model_judge import ModelJudge  # loads pydantic-ai
 
             return ModelJudge(self.judge_model, goal=self.goal)
         if self.judge is None:
@@ -555,7 +565,11 @@ class Recipe:
         )
 
     def _build_summaries(self) -> Summaries | None:
-        return None if self.summary_model is None else Summaries(self.summary_model)
+        if self.summary_model is None:
+            return None
+        from forkwise.explore.evidence.summary import Summaries  # loads pydantic-ai
+
+        return Summaries(self.summary_model)
 
     def build_candidates(self) -> tuple[Candidate, ...]:
         """Build the candidates: one for each variant, or for each command."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
-from forkwise.explore.judges.contest import Contest
 from forkwise.explore.pattern import Options, Pattern, Search, build_candidates
 
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ class Speculate(Pattern):
     async def explore(self, search: Search) -> Attempt | None:
         attempts = [search.fork.add(c, index) for index, c in enumerate(self._candidates)]
         if self._judge is not None:
+            from forkwise.explore.judges.contest import Contest  # noqa: PLC0415 - most have no judge
+
             return await Contest(self._judge).choose_accepted(search, await search.run(attempts))
         if not self._first_wins:
             return search.select_best(await search.run(attempts))

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Literal
 from forkwise.errors import MountError
 from forkwise.files.store.trash import discard
 from forkwise.files.store.view import Site
+from forkwise.files.views import view_named
 from forkwise.files.views.overlay import OverlayView, is_private_elsewhere
-from forkwise.files.views.reflink import ReflinkView
 from forkwise.linux import namespace
 from forkwise.linux.syscalls import filesystem_magic
 from forkwise.linux.trees import closing_fd, copy_entry, copy_tree, join, open_directory, open_root
@@ -275,7 +275,7 @@ def _choose_kind(path: str, state: str) -> Kind:
         return "file" if os.path.lexists(path) else "copy"
     if _has_overlay(path, state, os.stat(path).st_dev, namespace.is_entered()):
         return "overlay"
-    return "reflink" if ReflinkView().refusal(Site(path, state)) is None else "copy"
+    return "reflink" if view_named("reflink").refusal(Site(path, state)) is None else "copy"
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -17,18 +18,17 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import trace
-from opentelemetry.trace import Span, Status, StatusCode
-
 from forkwise.errors import ForkResolvedError
 from forkwise.fork.candidate import Candidate, OutputReader, error_as_data
-from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from forkwise.files.branch import Branch
     from forkwise.fork.evaluation import Evaluator
     from forkwise.fork.fork import Fork
     from forkwise.ledger.records import AttemptRecord, AttemptState
+    from forkwise.testing.report import TestReport
 
 __all__ = [
     "Attempt",
@@ -42,21 +42,33 @@ __all__ = [
 ]
 
 
-_tracer = trace.get_tracer("forkwise")
+_TRACE = "opentelemetry.trace"
+_PROVIDER = "OTEL_PYTHON_TRACER_PROVIDER"  # names a provider that OpenTelemetry loads by itself
 
 
 @contextmanager
-def span(name: str, **attributes: str | int | float) -> Iterator[Span]:
-    """Trace the block as a span; ``attributes`` get the prefix ``forkwise.``."""
-    with _tracer.start_as_current_span(
+def span(name: str, **attributes: str | int | float) -> Iterator[Span | None]:
+    """Trace the block as a span; ``attributes`` get the prefix ``forkwise.``.
+
+    Without a program that uses OpenTelemetry there is nothing to trace, and its modules are not loaded.
+    """
+    if _TRACE not in sys.modules and _PROVIDER not in os.environ:
+        yield None
+        return
+    from opentelemetry import trace  # noqa: PLC0415 - few programs use it
+
+    with trace.get_tracer("forkwise").start_as_current_span(
         f"forkwise.{name}", attributes={f"forkwise.{key}": value for key, value in attributes.items()}
     ) as active_span:
         yield active_span
 
 
-def mark_failed(active_span: Span, reason: str | None) -> None:
-    """Set the status of ``active_span`` to an error with ``reason``."""
-    active_span.set_status(Status(StatusCode.ERROR, reason))
+def mark_failed(active_span: Span | None, reason: str | None) -> None:
+    """Set the status of ``active_span``, if there is one, to an error with ``reason``."""
+    if active_span is not None:
+        from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - as above
+
+        active_span.set_status(Status(StatusCode.ERROR, reason))
 
 
 _PATIENCE = 5.0  # seconds for nested runs to end; mostly they kill processes
@@ -198,6 +210,8 @@ class Attempt:
 
     def restore(self, record: AttemptRecord, branch: Branch | None) -> None:
         """Restore the result that another process recorded in the ledger, and the branch if it still exists."""
+        from forkwise.testing.report import TestReport  # noqa: PLC0415 - only the end of an attempt needs it
+
         self.branch = branch
         self.state = record.state
         self.scores = tuple(record.scores or (() if record.score is None else (record.score,)))

@@ -13,15 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import ForkResolvedError, ProcessBranchError
 from forkwise.fork.fault import Fault, find_fault
-from forkwise.fork.runner import find_success, is_pair
+from forkwise.fork.runner import find_success, is_pair, is_real
 from forkwise.sandbox.process import signal_name
 from forkwise.text.clean import truncate_middle
 
@@ -103,7 +101,7 @@ def to_score(value: object) -> float | None:
     >>> to_score(1), to_score(True), to_score(math.nan)
     (1.0, None, None)
     """
-    if isinstance(value, Real | Decimal) and to_bool(value) is None:
+    if is_real(value) and to_bool(value) is None:
         with suppress(OverflowError, ValueError):  # too large for a float; a signalling NaN
             score = float(value)
             return score if math.isfinite(score) else None

@@ -5,7 +5,6 @@ Also the operations of those other processes: abort an attempt or a fork, and cl
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -13,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forkwise.errors import BranchError, BranchNotFoundError, ForkResolvedError, LedgerError
+from forkwise.errors import BranchError, BranchNotFoundError, ForkResolvedError
 from forkwise.files.gc import Collected, collect
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.workspace import Workspace
@@ -21,13 +20,10 @@ from forkwise.fork.agent_paths import take_logins
 from forkwise.fork.stored_fork import PATIENCE, StoredFork, is_scratch, reconcile
 from forkwise.ledger.disk_use import measure_disk_use
 from forkwise.ledger.sqlite import open_ledger
-from forkwise.linux.process_id import ProcessId
 
 if TYPE_CHECKING:
     from forkwise.config.gc_limits import GcLimits
     from forkwise.files.branch import Branch
-    from forkwise.fork.fork import Fork
-    from forkwise.ledger.change_watch import ChangeWatch
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import ForkRecord
 
@@ -37,57 +33,12 @@ __all__ = [
     "abort_fork",
     "clean_up",
     "collect_by_limits",
-    "is_decided",
-    "poll_requests",
 ]
 
 
-_POLL_INTERVAL = 0.25  # seconds
-_LONGEST_INTERVAL = 15.0  # if the ledger announces requests
-_REQUESTS = ("unwanted", "resolved", "aborted", "adopted")  # events by which other processes end a fork or an attempt
 _WAIT_INTERVAL = 0.05
 _COLLECT_INTERVAL = 86400.0  # between two automatic collections
 _STAMP = "collected"  # in the state directory: the time of the last automatic collection
-
-
-async def poll_requests(fork: Fork) -> None:
-    """Cancel all attempts once another process decides the fork, and each attempt that another process aborts."""
-    with fork.ledger.watch_changes(fork.id, _REQUESTS) as watch:
-        await _follow_requests(fork, watch)
-
-
-async def _follow_requests(fork: Fork, watch: ChangeWatch) -> None:
-    unwanted: dict[str, str] = {}
-    seen = 0
-    while True:
-        await watch.wait_async(_POLL_INTERVAL, _LONGEST_INTERVAL)
-        if fork.is_over:
-            return
-        if _is_decided_elsewhere(fork):
-            await fork.stop_decided_elsewhere()
-            return
-        with suppress(LedgerError):  # the ledger is unreadable for now: the next poll retries
-            for event in fork.ledger.events(after=seen, fork=fork.id):
-                seen = event.seq
-                if event.kind == "unwanted" and event.attempt is not None:
-                    unwanted[event.attempt] = event.data["unwanted"]
-        requested = [attempt for attempt in fork.attempts if attempt.id in unwanted]
-        await asyncio.gather(*(fork.cancel([attempt], unwanted[attempt.id]) for attempt in requested))
-
-
-def is_decided(fork: Fork) -> bool:
-    """Return whether a fork was decided, by this or another process."""
-    with suppress(LedgerError):  # the ledger is unreadable for now: the next write to it raises
-        return fork.ledger.fork(fork.id).is_over
-    return False
-
-
-def _is_decided_elsewhere(fork: Fork) -> bool:
-    """Return whether a fork was decided, or adopted by another process because the lease of this one had expired."""
-    with suppress(LedgerError):
-        record = fork.ledger.fork(fork.id)
-        return record.is_over or record.owner not in (ProcessId.current(), ProcessId.nobody())
-    return False
 
 
 def abort_attempt(

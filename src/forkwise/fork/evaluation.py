@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.files.branch import Branch
-from forkwise.files.file_tree import FileTree
-from forkwise.files.versions import list_ignored_tops
 from forkwise.fork.candidate import describe_value, to_bool, to_score
 from forkwise.servers.data_branch import hold_data, record_data
 
@@ -268,6 +266,8 @@ def list_ignored(branch: Branch) -> list[str]:
 
     The changes of the branches around it count as well. Of a directory that is left out, only its own path is listed.
     """
+    from forkwise.files.versions import list_ignored_tops  # noqa: PLC0415 - only the end of an attempt needs it
+
     chain: list[Branch] = []
     above: Parent = branch
     while isinstance(above, Branch):
@@ -298,6 +298,8 @@ def drop_ignored(scratch_branch: Branch) -> list[str]:
         return []
     paths = list_ignored(scratch_branch.parent)
     if paths and not scratch_branch.put_back(paths):
+        from forkwise.files.file_tree import FileTree  # noqa: PLC0415 - few views need it
+
         root = os.fspath(scratch_branch.workspace.path)
         base, ours = FileTree(root, root), FileTree(os.fspath(scratch_branch.path), root)
         for path in paths:

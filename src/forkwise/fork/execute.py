@@ -31,8 +31,6 @@ from forkwise.git.ignore_rules import remember_answers
 from forkwise.git.repository_change import summarize_repositories
 from forkwise.ledger.connections import open_connections
 from forkwise.ledger.logs import AttemptLog, ServerLogs, compress_log
-from forkwise.ledger.stored_changes import save_changes
-from forkwise.ledger.stored_outcomes import save_outcomes
 from forkwise.sandbox.jail_plan import explain_private_temporary
 from forkwise.servers.data_branch import hold_data, record_data
 from forkwise.text.redaction import redact
@@ -599,6 +597,8 @@ async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
         attempt.tests = found.tests
         if found.tests is not None:
             ledger.record_tests(attempt.id, found.tests.as_json())
+            from forkwise.ledger.stored_outcomes import save_outcomes  # noqa: PLC0415 - only the end of an attempt needs it
+
             save_outcomes(ledger.directory, attempt.id, found.tests.outcomes)
         if not found.success:
             _fail(attempt, found.reason, None)
@@ -696,6 +696,8 @@ def _save_changes(attempt: Attempt) -> int | None:
     recorded as well, so that edits made before the decision can be merged. On a BranchFS or DaxFS mount all of that
     would read the whole tree.
     """
+    from forkwise.ledger.stored_changes import save_changes  # noqa: PLC0415 - only the end of an attempt needs it
+
     branch = attempt.branch
     if branch is None or branch.view_kind.native:
         return None

@@ -33,7 +33,6 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_paths import conclude_agent_paths
 from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
 from forkwise.fork.candidate import Candidate, abandon_reason
-from forkwise.fork.control import is_decided, poll_requests
 from forkwise.fork.execute import (
     ProviderLimit,
     ProviderRules,
@@ -43,21 +42,20 @@ from forkwise.fork.execute import (
     TimeBudget,
     execute,
 )
-from forkwise.fork.resolve import Landed, commit_winner, decide_conflicts, land, shelve_losers
-from forkwise.fork.retest import Retest, prepare_commit
 from forkwise.fork.runner import InProcessRunner, Runner
-from forkwise.fork.stored_fork import warn_if_unrecorded
 from forkwise.git.repository_change import read_head_commit
 from forkwise.ledger.logs import remove_log
 from forkwise.ledger.sqlite import open_ledger
-from forkwise.ledger.stored_changes import remove_changes
-from forkwise.testing.report import TestReport
+from forkwise.linux.process_id import ProcessId
 
 if TYPE_CHECKING:
     from forkwise.files.shelf import ShelvedBranch
     from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
     from forkwise.fork.evaluation import Evaluator
+    from forkwise.fork.resolve import Landed
+    from forkwise.fork.retest import Retest
     from forkwise.git.ignore_rules import Ignore
+    from forkwise.ledger.change_watch import ChangeWatch
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord, ForkRecord
     from forkwise.testing.baseline import Baseline
@@ -75,6 +73,10 @@ __all__ = [
     "write_ends",
     "write_with_retry",
 ]
+
+_POLL_INTERVAL = 0.25  # seconds
+_LONGEST_INTERVAL = 15.0  # if the ledger announces requests
+_REQUESTS = ("unwanted", "resolved", "aborted", "adopted")  # events by which other processes end a fork or an attempt
 
 
 async def drop(attempts: Iterable[Attempt], *, keep: bool) -> None:
@@ -117,6 +119,8 @@ async def write_with_retry(write: Callable[[], object], attempts: Sequence[Attem
     """Write to the ledger. On a full disk, wait until the trash is empty, then remove the attempts' logs, and retry."""
 
     def remove_logs() -> None:
+        from forkwise.ledger.stored_changes import remove_changes  # noqa: PLC0415 - for a full disk only
+
         for attempt in attempts:
             remove_log(attempt.fork.ledger.directory, attempt.id)
             remove_changes(attempt.fork.ledger.directory, attempt.id)
@@ -339,7 +343,7 @@ class Fork:
         return open_ledger(self.parent.workspace)
 
     def _start_polling(self) -> asyncio.Task[None] | None:
-        return asyncio.create_task(poll_requests(self))
+        return asyncio.create_task(_poll_requests(self))
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         with self._open:
@@ -356,7 +360,7 @@ class Fork:
 
     async def _hold_successes(self, reason: str) -> bool:
         """Leave the attempts that have succeeded for a pick, drop the others, and return whether there are any."""
-        if not self.settings.holds_on_interrupt or self.inside is not None or is_decided(self):
+        if not self.settings.holds_on_interrupt or self.inside is not None or _is_decided(self):
             return False
         await self.cancel(self.attempts, reason)
         held = [attempt for attempt in self.attempts if attempt.success and attempt.branch is not None]
@@ -416,7 +420,7 @@ class Fork:
         key = str(index) if key is None else key
         record = self._known.get(key)
         left = None if record is None else self._find_reusable_branch(record)
-        if is_decided(self):
+        if _is_decided(self):
             raise ForkResolvedError(f"fork {self.id} was decided elsewhere", fork=self.id)
         if record is None or (record.is_over and left is None and record.unwanted is None):
             record = self.ledger.add_attempt(
@@ -559,8 +563,11 @@ class Fork:
         retest = self._build_retest()
         if retest is None or winner.id in self._refusals or winner.own_branch.view_kind.native:
             return
-        if self._is_decided_elsewhere or is_decided(self):
+        if self._is_decided_elsewhere or _is_decided(self):
             return
+        from forkwise.fork.resolve import decide_conflicts  # noqa: PLC0415 - only the end of an attempt needs it
+        from forkwise.fork.retest import prepare_commit  # noqa: PLC0415 - only the end of an attempt needs it
+
         on_conflict, merges = self.settings.on_conflict, True
         if self.settings.policy is not None:
             on_conflict, merges = decide_conflicts(self.settings.policy), False
@@ -585,10 +592,16 @@ class Fork:
 
     def _build_retest(self) -> Retest | None:
         tests = self.settings.retest
-        return None if tests is None or not tests.has_tests else Retest(tests, asyncio.get_running_loop())
+        if tests is None or not tests.has_tests:
+            return None
+        from forkwise.fork.retest import Retest  # noqa: PLC0415 - only the end of an attempt needs it
+
+        return Retest(tests, asyncio.get_running_loop())
 
     async def reject(self, attempt: Attempt, error: RetestError) -> None:
         """Record that an attempt that had succeeded failed its retest: it cannot win any more."""
+        from forkwise.testing.report import TestReport  # noqa: PLC0415 - only the end of an attempt needs it
+
         if attempt.state == "succeeded":
             attempt.state, attempt.reason, attempt.error = "failed", error.reason, error
             if error.tests is not None:
@@ -598,6 +611,9 @@ class Fork:
                 self.ledger.reject_attempt(attempt.id, error.reason, error.tests)
 
     async def _carry_out(self, winner: Attempt, *, shelve: bool) -> Commit:
+        from forkwise.fork.resolve import shelve_losers  # noqa: PLC0415 - only the end of an attempt needs it
+        from forkwise.fork.stored_fork import warn_if_unrecorded  # noqa: PLC0415 - only the end of an attempt needs it
+
         others = [a for a in self.attempts if a is not winner]
         retest = self._build_retest()
         try:
@@ -634,6 +650,8 @@ class Fork:
                 await run_in_thread(lambda: parent.path)
 
     def _commit(self, branch: Branch, retest: Retest | None) -> Commit:
+        from forkwise.fork.resolve import commit_winner, land  # noqa: PLC0415 - only the end of an attempt needs it
+
         allow = self.settings.allow_executable_config
         with conclude_agent_paths(branch):
             if self.settings.policy is None:
@@ -709,3 +727,43 @@ def _check_parallel(max_parallel: int | None, usual: int | None) -> int:
 def _attempt_in(parent: Workspace | Branch | None) -> Attempt | None:
     attempt = current_attempt()
     return attempt if attempt is not None and attempt.branch is parent else None
+
+
+async def _poll_requests(fork: Fork) -> None:
+    """Cancel all attempts once another process decides the fork, and each attempt that another process aborts."""
+    with fork.ledger.watch_changes(fork.id, _REQUESTS) as watch:
+        await _follow_requests(fork, watch)
+
+
+async def _follow_requests(fork: Fork, watch: ChangeWatch) -> None:
+    unwanted: dict[str, str] = {}
+    seen = 0
+    while True:
+        await watch.wait_async(_POLL_INTERVAL, _LONGEST_INTERVAL)
+        if fork.is_over:
+            return
+        if _is_decided_elsewhere(fork):
+            await fork.stop_decided_elsewhere()
+            return
+        with suppress(LedgerError):  # the ledger is unreadable for now: the next poll retries
+            for event in fork.ledger.events(after=seen, fork=fork.id):
+                seen = event.seq
+                if event.kind == "unwanted" and event.attempt is not None:
+                    unwanted[event.attempt] = event.data["unwanted"]
+        requested = [attempt for attempt in fork.attempts if attempt.id in unwanted]
+        await asyncio.gather(*(fork.cancel([attempt], unwanted[attempt.id]) for attempt in requested))
+
+
+def _is_decided(fork: Fork) -> bool:
+    """Return whether a fork was decided, by this or another process."""
+    with suppress(LedgerError):  # the ledger is unreadable for now: the next write to it raises
+        return fork.ledger.fork(fork.id).is_over
+    return False
+
+
+def _is_decided_elsewhere(fork: Fork) -> bool:
+    """Return whether a fork was decided, or adopted by another process because the lease of this one had expired."""
+    with suppress(LedgerError):
+        record = fork.ledger.fork(fork.id)
+        return record.is_over or record.owner not in (ProcessId.current(), ProcessId.nobody())
+    return False

@@ -14,10 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
-from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypeGuard
 
 from forkwise.concurrency import CallResult, finish, finish_then_cancel, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError, ServerError
@@ -49,6 +47,7 @@ __all__ = [
     "SandboxRunner",
     "find_success",
     "is_pair",
+    "is_real",
     "run_function",
 ]
 
@@ -114,6 +113,16 @@ def is_pair(value: object) -> bool:
     if isinstance(value, tuple):
         return len(value) == 2
     return isinstance(value, list) and len(value) == 2 and type(value[0]) is bool and type(value[1]) in (int, float)
+
+
+def is_real(value: object) -> TypeGuard[SupportsFloat]:
+    """Return whether a value is a real number of any type, such as NumPy's or a Decimal."""
+    if isinstance(value, int | float):
+        return True
+    from decimal import Decimal  # noqa: PLC0415 - few functions return such a number
+    from numbers import Real  # noqa: PLC0415
+
+    return isinstance(value, Real | Decimal)
 
 
 def find_success(value: Any) -> bool:
@@ -398,7 +407,7 @@ def _to_json_number(value: Any) -> Any:
     """Convert a number or bool of another library, such as NumPy, to a type that JSON has."""
     if type(value).__name__ in ("bool", "bool_"):
         return bool(value)
-    is_foreign = isinstance(value, Real | Decimal) and type(value).__module__ != "builtins"
+    is_foreign = type(value).__module__ != "builtins" and is_real(value)
     return float(value) if is_foreign else value
 
 

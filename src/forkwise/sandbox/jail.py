@@ -21,7 +21,7 @@ from typing import Any
 
 from forkwise.linux.landlock import restrict
 from forkwise.linux.seccomp import install
-from forkwise.linux.syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, mount
+from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER, MS_PRIVATE, MS_REC, mount
 from forkwise.sandbox.mounts import Mount, make_mounts
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "CLONE_NEWNET",
     "CLONE_NEWPID",
     "CLONE_NEWUTS",
+    "JAIL_FLAGS",
     "Jail",
     "adopt_orphans",
     "apply_restrictions",
@@ -40,6 +41,7 @@ __all__ = [
     "enter_root",
     "find_host_null",
     "join_groups",
+    "map_ids",
     "set_cloexec_on_all",
     "set_dumpable",
     "write_maps",
@@ -50,7 +52,10 @@ CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
+JAIL_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
+"""The namespaces of every sandbox that is not restricted by Landlock alone."""
 
+_ALL_IDS = "0 0 4294967295"
 _CLOSE_RANGE, _CLOSE_RANGE_CLOEXEC = 436, 4
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -163,6 +168,13 @@ def clone(flags: int) -> int:
 
 def _clone_number() -> int:
     return {"x86_64": 56, "aarch64": 220}[_MACHINE]
+
+
+def map_ids() -> tuple[str, str]:
+    """Return the maps of users and groups of a sandbox: for root everyone, for others themselves."""
+    if os.geteuid() == 0:
+        return _ALL_IDS, _ALL_IDS
+    return f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1"
 
 
 def write_maps(pid: int, users: str, groups: str) -> None:

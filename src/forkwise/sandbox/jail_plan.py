@@ -44,9 +44,8 @@ from forkwise.linux.landlock import abi, usual_devices
 from forkwise.linux.mountinfo import find_entry, parse_mountinfo
 from forkwise.linux.process_id import ProcessId
 from forkwise.linux.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
-from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER
 from forkwise.linux.trees import closing_fd, open_root
-from forkwise.sandbox.jail import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUTS, Jail
+from forkwise.sandbox.jail import CLONE_NEWNET, JAIL_FLAGS, Jail, map_ids
 from forkwise.sandbox.mounts import HOME_VIEW, Mount
 
 if TYPE_CHECKING:
@@ -55,12 +54,10 @@ if TYPE_CHECKING:
     from forkwise.sandbox.process import SandboxProcess
 
 __all__ = [
-    "JAIL_FLAGS",
     "PrivateMount",
     "explain_private_temporary",
     "is_private",
     "list_layers",
-    "map_ids",
     "plan_jail",
     "plan_landlock",
     "reserved",
@@ -68,9 +65,6 @@ __all__ = [
 
 
 #: The namespaces of every jail; most have a network namespace too, their own or a shared one.
-JAIL_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
-
-_ALL_IDS = "0 0 4294967295"
 # Kept for root: the capabilities over files (own, read, write), and to kill and switch users.
 _FILE_CAPS = [0, 1, 3, 4, 5, 6, 7]  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID
 _RUNTIME = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/nscd")
@@ -145,13 +139,6 @@ def plan_jail(
 def _is_isolated(confinement: Confinement) -> bool:
     """Return whether the network is not the host's, which it is for ``auto`` where nothing else was opened."""
     return confinement.network not in ("host", "auto")
-
-
-def map_ids() -> tuple[str, str]:
-    """Return the maps of users and groups of a sandbox: for root everyone, for others themselves."""
-    if os.geteuid() == 0:
-        return _ALL_IDS, _ALL_IDS
-    return f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1"
 
 
 def _landlock_paths(workspace_path: str, confinement: Confinement, home: str | None) -> list[str] | None:

@@ -11,17 +11,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forkwise.errors import NamespaceError
 from forkwise.linux import fds
 from forkwise.sandbox import forkserver
+from forkwise.sandbox.jail import JAIL_FLAGS, map_ids
 from forkwise.sandbox.process import LANDLOCK_HINT
 
 if TYPE_CHECKING:
     from forkwise.sandbox.jail import Jail
 
-__all__ = ["ForkserverClient", "ForkserverConnection", "start_sandbox", "use_forkserver"]
+__all__ = ["ForkserverClient", "ForkserverConnection", "prepare_forkserver", "start_sandbox", "use_forkserver"]
 
 _T = TypeVar("_T")
 
@@ -63,6 +65,16 @@ def use_forkserver(call: Callable[[ForkserverConnection], _T]) -> _T:
                 raise NamespaceError("a sandbox could not be started: its forkserver ended twice") from error
 
 
+def prepare_forkserver() -> None:
+    """Start this process's forkserver, with a network for the first sandbox, and do not wait until it is ready."""
+    global _client
+    with _lock:
+        if _client is None or not _client.is_own:
+            _client = ForkserverClient()
+            with suppress(ConnectionError):  # reported when it is needed
+                _client.prepare_server((JAIL_FLAGS, *map_ids()))
+
+
 class ForkserverConnection:
     """The connection to a forkserver, on the descriptor ``fd`` of a socket. Any thread may use it."""
 
@@ -99,6 +111,11 @@ class ForkserverConnection:
         wanted = {"kind": "server", "namespaces": namespaces}
         answer, (pidfd,) = self._ask(wanted, passed_fds, _build_network_error)
         return int(answer["pid"]), pidfd
+
+    def prepare_server(self, namespaces: tuple[int, str, str]) -> None:
+        """Let it prepare what the first ``start_server`` needs, without waiting for that."""
+        with self._request_lock:
+            self.socket.send(json.dumps({"kind": "prepare", "namespaces": namespaces, "serial": self.serial}).encode())
 
     def start_program(self, module: str, passed_fds: Sequence[int]) -> tuple[int, int]:
         """Call ``main`` of a module of forkwise in a fork of the forkserver. Return its process number and a pidfd."""

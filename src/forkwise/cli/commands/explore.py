@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from forkwise.cli.explore_options import ExploreOptions, find_judge
 from forkwise.cli.options import ExploreVerb, explore_options, judge_option, summary_option
 
 if TYPE_CHECKING:
-    from forkwise.explore.recipe import Recipe
+    from forkwise.explore.recipe import Kind
 
 __all__ = ["EXPLORE_VERBS"]
 
@@ -46,7 +47,13 @@ class _Number(click.ParamType):  # type: ignore[type-arg]  # generic since click
 _N = click.argument("n", metavar="[N]", type=_Number(), required=False)
 
 
-def _explore(recipe: Recipe, options: ExploreOptions) -> int:
+def _explore(kind: Kind, options: ExploreOptions, **own: Any) -> int:
+    """Run an exploration; ``own`` are the fields of the recipe that only this kind has."""
+    if os.geteuid() == 0 and not options.detach and options.on is None:  # others may enter a namespace first
+        from forkwise.sandbox.launcher import prepare_forkserver
+
+        prepare_forkserver()
+    recipe = options.recipe(kind, **own)
     from forkwise.cli.exploration import explore
 
     return explore(recipe, options)
@@ -62,7 +69,7 @@ def run(options: ExploreOptions) -> int:
     The command runs in a branch that is mounted at the workspace's own path. It succeeds if it exits with 0 and, with
     --test, the tests pass. If it fails, the workspace stays as it was. Undo a commit with forkwise undo.
     """
-    return _explore(options.recipe("run"), options)
+    return _explore("run", options)
 
 
 @click.command(
@@ -83,7 +90,7 @@ def speculate(options: ExploreOptions, waits: bool, judge: str | None) -> int:
     """
     if judge is not None and not waits:
         raise click.UsageError("--judge compares attempts that are over: it needs --all")
-    return _explore(options.recipe("speculate", first_wins=not waits, **find_judge(judge)), options)
+    return _explore("speculate", options, first_wins=not waits, **find_judge(judge))
 
 
 @click.command(
@@ -107,7 +114,7 @@ def best_of(options: ExploreOptions, n: int | None, judge: str | None, cross_tes
     """
     if cross_tests and options.tests is None:
         raise click.UsageError("--cross-tests needs to know how tests run: give --test 'COMMAND' or --test auto")
-    return _explore(options.recipe("best-of", n=n, cross_tests=cross_tests, **find_judge(judge)), options)
+    return _explore("best-of", options, n=n, cross_tests=cross_tests, **find_judge(judge))
 
 
 @click.command(
@@ -134,7 +141,7 @@ def reflexion(options: ExploreOptions, retries: int, summary_model: str | None) 
     Every attempt starts from the current workspace. The file $FORKWISE_FEEDBACK holds the feedback: the failing tests
     with their output, or the end of the attempt's output. With --agent, the feedback is added to the prompt.
     """
-    return _explore(options.recipe("reflexion", n=retries, summary_model=summary_model), options)
+    return _explore("reflexion", options, n=retries, summary_model=summary_model)
 
 
 @click.command(
@@ -156,7 +163,7 @@ def tournament(options: ExploreOptions, n: int | None, judge: str) -> int:
     asked about each pair in both orders: if it contradicts itself, the better score wins. If it fails between attempts
     of equal score, nothing is committed: the fork waits for a pick, and the exit code is 8.
     """
-    return _explore(options.recipe("tournament", n=n, **find_judge(judge)), options)
+    return _explore("tournament", options, n=n, **find_judge(judge))
 
 
 @click.command(
@@ -183,8 +190,7 @@ def tree(options: ExploreOptions, expand: tuple[str, ...], depth: int, on_dead_e
     Each level forks the best branch of the level before. The best attempt of the last level that has a success is
     committed.
     """
-    recipe = options.recipe("tree", expand=expand, max_depth=depth, on_dead_end=on_dead_end)
-    return _explore(recipe, options)
+    return _explore("tree", options, expand=expand, max_depth=depth, on_dead_end=on_dead_end)
 
 
 @click.command(
@@ -212,7 +218,7 @@ def beam(options: ExploreOptions, expand: tuple[str, ...], depth: int, width: in
     Like tree, but each level forks the best --width branches of the level before. The best attempt of the last level
     that has a success is committed.
     """
-    return _explore(options.recipe("beam", expand=expand, max_depth=depth, beam_width=width), options)
+    return _explore("beam", options, expand=expand, max_depth=depth, beam_width=width)
 
 
 def _parse_fan_out(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -249,7 +255,7 @@ def cascade(options: ExploreOptions, fan_out: tuple[int, ...], summary_model: st
     A wave starts only if all attempts before it failed. Each attempt gets feedback on those failures in the file
     $FORKWISE_FEEDBACK. The first success is committed.
     """
-    return _explore(options.recipe("cascade", fan_out=fan_out, summary_model=summary_model), options)
+    return _explore("cascade", options, fan_out=fan_out, summary_model=summary_model)
 
 
 @click.command(
@@ -273,7 +279,7 @@ def refine(options: ExploreOptions, n: int | None, rounds: int, summary_model: s
     $FORKWISE_FEEDBACK says what that attempt and the others did. A failed attempt of which some tests pass can be built
     on as well. The best success of all rounds is committed.
     """
-    return _explore(options.recipe("refine", n=n, rounds=rounds, summary_model=summary_model), options)
+    return _explore("refine", options, n=n, rounds=rounds, summary_model=summary_model)
 
 
 @click.command(
@@ -322,7 +328,7 @@ def playoff(
     if budget is not None and n is not None and budget < n:
         raise click.UsageError(f"--max-attempts {budget} is less than the {n} attempts of the first round")
     own = {"n": n, "group": group, "budget": budget, "summary_model": summary_model}
-    return _explore(options.recipe("playoff", **own, **find_judge(judge)), options)
+    return _explore("playoff", options, **own, **find_judge(judge))
 
 
 EXPLORE_VERBS = (run, speculate, best_of, reflexion, tournament, tree, beam, cascade, refine, playoff)

@@ -211,7 +211,8 @@ class Tests(Evaluator):
                     logs.write,
                     lambda: open_connections(attempt.fork.ledger.directory, attempt.id, of_tests=True),
                 )
-            test_span.set_attribute("forkwise.tests", report.summary)
+            if test_span is not None:
+                test_span.set_attribute("forkwise.tests", report.summary)
         return self._evaluation(report)
 
     @property

@@ -65,6 +65,7 @@ _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "htt
 _lock = threading.Lock()
 _connection: _ProxyConnection | None = None
 _problem: tuple[object, str] | None = None  # of which process, and what
+_spare: NetworkSpace | None = None  # the one that was opened to find that out
 _numbers = itertools.count(1)
 
 
@@ -106,11 +107,11 @@ def _check_rules(confinement: Confinement, problem: str = "") -> None:
 
 def _find_problem() -> str:
     """Try to open a network namespace, once per process. Return why that failed."""
-    global _problem
+    global _problem, _spare
     with _lock:
         if _problem is None or _problem[0] is not fds.process_token():
             try:
-                NetworkSpace().close()
+                _spare = NetworkSpace()
                 _problem = fds.process_token(), ""
             except NamespaceError as error:
                 _problem = fds.process_token(), str(error)
@@ -157,7 +158,7 @@ def open_network(
     mode = confinement.network
     if mode in ("host", "auto"):
         raise ValueError(f"the network {mode!r} is no space of its own")
-    space = NetworkSpace(client=client)
+    space = (None if client is not None else _take_spare()) or NetworkSpace(client=client)
     try:
         if mode == "private":
             space.on_close.append(Uplink(space.pid).close)
@@ -167,6 +168,19 @@ def open_network(
         space.close()
         raise
     return space
+
+
+def _take_spare() -> NetworkSpace | None:
+    """Return the network that was opened to find out whether that is possible, if it was not used yet."""
+    global _spare
+    with _lock:
+        space, _spare = _spare, None
+    if space is None or not space.client.is_own:
+        return None
+    if space.process.alive:
+        return space
+    space.close()  # its forkserver was killed
+    return None
 
 
 def open_logged_network(

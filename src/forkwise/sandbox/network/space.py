@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from forkwise.errors import NamespaceError, ProcessBranchError
 from forkwise.linux import fds
 from forkwise.linux.process_id import ProcessId
-from forkwise.sandbox.jail_plan import JAIL_FLAGS, map_ids
+from forkwise.sandbox.jail import JAIL_FLAGS, map_ids
 from forkwise.sandbox.launcher import ForkserverConnection, use_forkserver
 
 if TYPE_CHECKING:
