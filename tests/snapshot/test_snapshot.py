@@ -126,7 +126,8 @@ def test_excluded_files_are_left_out(workspace: Workspace, store: ObjectStore, t
 
 def test_special_files_are_named_and_left_out(workspace: Workspace, store: ObjectStore) -> None:
     os.mkfifo(workspace.path / "src" / "pipe")
-    assert Snapshot.create(workspace, store).skipped == ("src/pipe",)
+    settle(workspace.path)
+    assert [Snapshot.create(workspace, store).skipped for _ in range(3)] == [("src/pipe",)] * 3
 
 
 def test_a_branch_is_stored_as_it_shows(workspace: Workspace, store: ObjectStore, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ almost the same tree make mostly the same packs, and the second stores only the 
 and storing release the GIL, so a few threads use all processors.
 
 The index of the last snapshot has for each directory the identities of its entries (device, inode number, size, ctime)
-as one text, and its lines of the manifest. A directory whose text is the same now is not looked at more closely. A file
+as one value, and its lines of the manifest. A directory with the same value now is not looked at more closely. A file
 that was changed so shortly before the snapshot that a later change could have the same ctime has no identity there.
 """
 
@@ -17,12 +17,15 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nlargest
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -40,14 +43,16 @@ from forkwise.snapshot.manifest import (
     LARGEST_LINE,
     Directory,
     File,
+    FileRow,
     Link,
     Piece,
-    check_digest,
     cut_segments,
-    format_line,
-    parse_line,
+    format_row,
+    format_rows,
+    list_pieces,
+    parse_rows,
 )
-from forkwise.snapshot.pack import PACK, WHOLE, DamagedObjectError
+from forkwise.snapshot.pack import PACK, WHOLE
 from forkwise.snapshot.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -107,10 +112,12 @@ class _Read:
     status: os.stat_result
     attributes: tuple[tuple[str, str], ...]
     rows: list[tuple[str, os.stat_result]]
-    sizes: str
-    files: dict[str, File] = field(default_factory=dict)
+    below: list[str]
+    sizes: _Sizes
+    has_skipped: bool = False
+    files: dict[str, FileRow] = field(default_factory=dict)
     links: list[Link] = field(default_factory=list)
-    identities: dict[str, list[int]] = field(default_factory=dict)
+    identities: dict[str, _Identity] = field(default_factory=dict)
 
 
 class _Capture:
@@ -166,19 +173,21 @@ class _Capture:
             raise _unreadable(path, error) from error
         if self.exclude:
             rows = [row for row in rows if not is_matched(join(path, row[0]), self.exclude)]
-        rows.sort()
         status = os.fstat(fd)
-        below = [join(path, name) for name, found in rows if stat.S_ISDIR(found.st_mode)]
-        text = _format_identities(status, rows)
-        known = self.index.directories.get(_format_key(path))
-        if known is not None and known.identities == text:
-            self._count(path, rows, known)
+        identities = _format_identities(
+            (status.st_ino, status.st_ctime_ns), rows, map(_identify, map(_status_of, rows))
+        )
+        known = self.index.directories.get(path)
+        if known is not None and identities and known.identities == identities:
+            self._count(path, rows, known.sizes)
             self.directories.append((path, known))
+            below = known.below
         else:
-            read = _Read(path, status, list_attributes(fd), rows, self._count(path, rows, None))
+            below = sorted(name for name, found in rows if stat.S_ISDIR(found.st_mode))
+            read = _Read(path, status, list_attributes(fd), rows, below, self._count(path, rows, None))
             self.directories.append((path, read))
             self._compare(read, known, fd)
-        return below
+        return [join(path, name) for name in below]
 
     def _list_slowly(self, fd: int) -> list[tuple[str, os.stat_result]]:
         """List a directory from which an entry was removed while it was being listed."""
@@ -188,42 +197,44 @@ class _Capture:
                 rows.append((name, os.stat(name, dir_fd=fd, follow_symlinks=False)))
         return rows
 
-    def _count(self, path: str, rows: list[tuple[str, os.stat_result]], known: _IndexedDirectory | None) -> str:
-        """Count the files of a directory, and their sizes; return the counts for the index."""
+    def _count(self, path: str, rows: list[tuple[str, os.stat_result]], known: _Sizes | None) -> _Sizes:
+        """Count the files of a directory, and their sizes, unless these are known."""
         self.work.done += len(rows)
-        if known is not None:
-            count, total, largest = map(int, known.sizes.split())
-        if known is None or largest > self.floor:
+        counted = known
+        if counted is None or counted.largest > self.floor:
             sizes = [(found.st_size, name) for name, found in rows if stat.S_ISREG(found.st_mode)]
-            count, total = len(sizes), sum(size for size, _ in sizes)
-            largest = max(sizes)[0] if sizes else 0
+            total = sum(size for size, _ in sizes)
+            counted = _Sizes(len(sizes), total, max(sizes)[0] if sizes else 0)
             if large := [(size, join(path, name)) for size, name in sizes if size > self.floor]:
                 self.large = nlargest(_LARGEST_SHOWN, self.large + large)
                 self.floor = self.large[-1][0] if len(self.large) == _LARGEST_SHOWN else 0
-        self.files += count
-        self.bytes += total
-        self.sizes[path] = total
-        return f"{count} {total} {largest}"
+        self.files += counted.files
+        self.bytes += counted.bytes
+        self.sizes[path] = counted.bytes
+        return counted
 
     def _compare(self, read: _Read, known: _IndexedDirectory | None, fd: int) -> None:
         """Take over what did not change in a directory, and note the files that have to be read."""
-        identities, files = _parse_known(known)
-        for name, found in read.rows:
+        identities = {} if known is None else _parse_identities(known.identities)
+        files = _list_files(known)
+        for name, found in sorted(read.rows):
             path = join(read.path, name)
             if stat.S_ISDIR(found.st_mode):
                 continue
             if found.st_dev != self.device or not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
                 self._skip(path)
+                read.has_skipped = True
             elif stat.S_ISLNK(found.st_mode):
                 with suppress(FileNotFoundError, OSError):
                     read.links.append(Link(name, found.st_mtime_ns, os.readlink(name, dir_fd=fd)))
-            elif name in files and identities.get(name) == _identify(found):
+            elif name in files and identities.get(name) == (identity := _identify(found)):
                 read.files[name] = files[name]
-                read.identities[name] = _identify(found)
+                read.identities[name] = identity
             else:
                 self.pending.append((read, name, found.st_size))
                 # If its content is the same after all, it stays where it is.
-                self.packer.known.update({piece.digest: piece for piece in _list_pieces(files.get(name))})
+                if name in files:
+                    self.packer.known.update({piece.digest: piece for piece in list_pieces(files[name])})
 
     def _skip(self, path: str) -> None:
         if len(self.skipped) < _MOST_LISTED:
@@ -236,11 +247,9 @@ class _Capture:
         if sum(size for _, _, size in self.pending) > _DEDUPLICATE:
             self._load_known()
         self.work.total = self.work.done + len(self.pending)
-        groups = _group([row for row in self.pending if row[2] <= WHOLE])
+        self.packer.run([partial(self._read_group, group) for group in _group(self.pending)])
         large = [row for row in self.pending if row[2] > WHOLE]
         with self.packer:
-            for group in groups:
-                self.packer.submit(partial(self._read_group, group))
             for read, name, _ in large:
                 with suppress(FileNotFoundError), closing_fd(open_directory(self.root, read.path)) as directory:
                     file = self.packer.pack_file(directory, name, join(read.path, name))
@@ -260,15 +269,15 @@ class _Capture:
         if file is None:
             return
         entry, found = file
-        read.files[entry.name] = entry
+        read.files[entry.name] = format_row(entry)
         if join(read.path, entry.name) not in self.packer.unstable:
             read.identities[entry.name] = _identify(found)
 
     def _load_known(self) -> None:
         """Learn the chunks of the last snapshot, so that moved and copied contents are not stored again."""
         for known in self.index.directories.values():
-            for file in _parse_known(known)[1].values():
-                self.packer.known.update({piece.digest: piece for piece in _list_pieces(file)})
+            for file in _list_files(known).values():
+                self.packer.known.update({piece.digest: piece for piece in list_pieces(file)})
 
     # Store.
 
@@ -279,9 +288,9 @@ class _Capture:
         packs: dict[str, None] = {}
         for path, found in self.directories:
             one = found if isinstance(found, _IndexedDirectory) else self._format(found)
-            indexed[_format_key(path)] = one
-            packs.update(dict.fromkeys(one.packs.split()))
-            lines += [(path, line.encode()) for line in one.lines.split("\t")]
+            indexed[path] = one
+            packs.update(dict.fromkeys(one.packs))
+            lines += [(path, line) for line in one.lines.split(b"\n")]
         segments = self._store_segments(lines)
         created = time.time()
         about: dict[str, Any] = {
@@ -300,39 +309,38 @@ class _Capture:
             "unstable": sorted(self.packer.unstable)[:_MOST_LISTED],
         }
         written = write_header(self.writer, "snapshots", about, sorted({*segments, *packs}))
-        return Snapshot._read(self.writer.store, written), _TreeIndex(written, frozenset(segments), indexed)
+        return Snapshot._parse(self.writer.store, written, about), _TreeIndex(written, frozenset(segments), indexed)
 
     def _store_segments(self, lines: list[tuple[str, bytes]]) -> list[str]:
         digest = self.writer.store.codec.digest
         contents = {digest(content): content for content in cut_segments(lines)}
-        with self.packer:
-            for one, content in contents.items():
-                if one not in self.index.segments:
-                    self.packer.submit(partial(self.writer.put_object, one, content))
+        new = [(one, content) for one, content in contents.items() if one not in self.index.segments]
+        self.packer.run([partial(self.writer.put_object, one, content) for one, content in new])
         return list(contents)
 
     def _format(self, read: _Read) -> _IndexedDirectory:
         """Return a directory as what the index keeps of it; unsettled files get no identity there."""
-        files, links = [read.files[name] for name, _ in read.rows if name in read.files], read.links
+        files, links = [read.files[name] for name in sorted(read.files)], read.links
         about = (stat.S_IMODE(read.status.st_mode), read.status.st_mtime_ns, read.attributes)
-        lines: list[str] = []
+        lines: list[bytes] = []
         packs: dict[str, None] = {}
         while files or links or not lines:
-            part = Directory(read.path, not lines, *about, tuple(files[:LARGEST_LINE]), ())
-            files = files[LARGEST_LINE:]
-            room = LARGEST_LINE - len(part.files)
-            part, links = part._replace(links=tuple(links[:room])), links[room:]
-            packs.update(dict.fromkeys(sorted(part.packs)))
-            lines.append(format_line(part).decode())
+            room = max(LARGEST_LINE - len(files), 0)
+            part = Directory(read.path, not lines, *about, (), tuple(links[:room]))
+            line, needed = format_rows(part, files[:LARGEST_LINE])
+            files, links = files[LARGEST_LINE:], links[room:]
+            packs.update(dict.fromkeys(needed))
+            lines.append(line)
         latest = self.started - _SETTLED_NS
         ctime = read.status.st_ctime_ns
-        rows: list[Any] = [read.status.st_ino, ctime if ctime < latest else 0]
+        rows: list[_Identity] = []
         for name, found in read.rows:
             identity = read.identities.get(name) if stat.S_ISREG(found.st_mode) else _identify(found)
-            if identity is None or identity[-1] >= latest:
-                identity = [0, 0, 0, 0]
-            rows += (name, *identity)
-        return _IndexedDirectory(json.dumps(rows), read.sizes, " ".join(packs), "\t".join(lines))
+            rows.append(identity if identity is not None and identity[-1] < latest else (0, 0, 0, 0))
+        identities = _format_identities((read.status.st_ino, ctime if ctime < latest else 0), read.rows, rows)
+        if read.has_skipped:  # it is looked at every time, so that every snapshot names what is not in it
+            identities = b""
+        return _IndexedDirectory(identities, read.below, read.sizes, list(packs), b"\n".join(lines))
 
     def _find_largest(self) -> list[tuple[str, int]]:
         totals: dict[str, int] = {}
@@ -372,6 +380,15 @@ class Packer:
         if kind is None:
             for job in jobs:
                 job.result()
+
+    def run(self, works: Sequence[Callable[[], object]]) -> None:
+        """Run all of these; a single one in this thread."""
+        if len(works) == 1:
+            works[0]()
+            return
+        with self:
+            for work in works:
+                self.submit(work)
 
     def submit(self, work: Callable[[], object]) -> None:
         """Run something in a thread, or wait for room. A failure is raised here or when the block ends."""
@@ -571,40 +588,46 @@ def list_attributes(fd: int) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _identify(found: os.stat_result) -> list[int]:
-    return [found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns]
+_Identity = tuple[int, int, int, int]
+_identify: Callable[[os.stat_result], _Identity] = attrgetter("st_dev", "st_ino", "st_size", "st_ctime_ns")
+_status_of: Callable[[tuple[str, os.stat_result]], os.stat_result] = itemgetter(1)
+_OWN, _EACH = 3, 4  # numbers of a directory, and of each of its entries
 
 
-def _format_identities(status: os.stat_result, rows: list[tuple[str, os.stat_result]]) -> str:
-    flat: list[Any] = [status.st_ino, status.st_ctime_ns]
-    for name, found in rows:
-        flat += (name, found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
-    return json.dumps(flat)
-
-
-def _parse_known(known: _IndexedDirectory | None) -> tuple[dict[str, list[int]], dict[str, File]]:
-    """Return the identities and the files of a directory in the index, by name."""
-    if known is None:
-        return {}, {}
+def _format_identities(
+    own: tuple[int, int], rows: Sequence[tuple[str, os.stat_result]], identities: Iterable[_Identity]
+) -> bytes:
+    """Return the identities of a directory and of its entries as one value, empty if a number is out of range."""
     try:
-        flat = json.loads(known.identities)[2:]
-        identities = {flat[i]: flat[i + 1 : i + 5] for i in range(0, len(flat), 5)}
-        files = {file.name: file for line in known.lines.split("\t") for file in parse_line(line.encode()).files}
-    except (ValueError, TypeError, IndexError, DamagedObjectError):
-        return {}, {}
-    return identities, files
+        numbers = array("Q", chain((len(rows), *own), chain.from_iterable(identities)))
+    except OverflowError:
+        return b""
+    return numbers.tobytes() + os.fsencode("/".join([name for name, _ in rows]))
 
 
-def _list_pieces(file: File | None) -> list[Piece]:
-    """List the chunks of a file, without its holes."""
-    return [] if file is None else [piece for piece in file.pieces if piece.digest]
+def _parse_identities(identities: bytes) -> dict[str, _Identity]:
+    """Return the identities of a directory's entries by name."""
+    numbers = memoryview(identities)[: len(identities) // 8 * 8].cast("Q")
+    if not numbers or not numbers[0]:
+        return {}
+    end = _OWN + _EACH * numbers[0]
+    names = os.fsdecode(identities[8 * end :]).split("/")
+    values = iter(numbers[_OWN:end])
+    return dict(zip(names, zip(values, values, values, values, strict=True), strict=True))
+
+
+def _list_files(known: _IndexedDirectory | None) -> dict[str, FileRow]:
+    """Return the files of a directory in the index by name."""
+    return {} if known is None else {row[0]: row for line in known.lines.split(b"\n") for row in parse_rows(line)}
 
 
 def _group(rows: list[tuple[_Read, str, int]]) -> Iterator[list[tuple[_Read, str, int]]]:
-    """Yield files in groups of at most a pack; a path that says so ends a group of sufficient size."""
+    """Yield small files in groups of at most a pack; a path that says so ends a group of sufficient size."""
     group: list[tuple[_Read, str, int]] = []
     size = 0
     for row in rows:
+        if row[2] > WHOLE:
+            continue
         if group and size + row[2] > PACK:
             yield group
             group, size = [], 0
@@ -627,25 +650,33 @@ def _unreadable(path: str, error: OSError) -> BranchError:
 
 # The index of a workspace's last snapshot.
 
-_FIELDS = 5  # lines of the file for each directory: path, identities, sizes, packs, lines of the manifest
 _DIGEST = 64
 
 
+class _Sizes(NamedTuple):
+    """The number of a directory's files, their bytes together, and those of the largest."""
+
+    files: int
+    bytes: int
+    largest: int
+
+
 class _IndexedDirectory(NamedTuple):
-    """What is known of one directory: its identities as JSON, its packs, its lines of the manifest.
+    """What is known of one directory: identities, the directories in it, sizes, packs, lines of the manifest."""
 
-    ``sizes`` are the number of its files, their bytes together, and those of the largest.
-    """
-
-    identities: str
-    sizes: str
-    packs: str
-    lines: str
+    identities: bytes
+    below: list[str]
+    sizes: _Sizes
+    packs: list[str]
+    lines: bytes
 
 
 @dataclass(slots=True)
 class _TreeIndex:
-    """What is known of a tree: the last snapshot's id, the ids of its segments, and its directories by path as JSON."""
+    """What is known of a tree: the last snapshot's id, the ids of its segments, and its directories by path.
+
+    The file has a digest of the rest, a line of JSON, and the identities and lines of all directories.
+    """
 
     snapshot: str = ""
     segments: frozenset[str] = frozenset()
@@ -663,30 +694,33 @@ class _TreeIndex:
             return cls()
         if blake3(memoryview(data)[_DIGEST + 1 :]).hexdigest().encode() != data[:_DIGEST]:
             return cls()
-        try:
-            _, head, *rows = data.decode().split("\n")
-            snapshot, *segments = [check_digest(one) for one in head.split(" ")]
-        except (ValueError, DamagedObjectError):
+        position = data.find(b"\n", _DIGEST + 1) + 1
+        try:  # an older version wrote another form
+            head = json.loads(data[_DIGEST + 1 : position])
+            snapshot, segments, rows = head["snapshot"], head["segments"], head["directories"]
+        except (ValueError, TypeError, KeyError):
             return cls()
-        if len(rows) % _FIELDS:
-            return cls()
-        fields = [rows[number::_FIELDS] for number in range(_FIELDS)]
-        known = map(_IndexedDirectory._make, zip(*fields[1:], strict=True))
-        return cls(snapshot, frozenset(segments), dict(zip(fields[0], known, strict=True)))
+        directories = {}
+        for name, below, sizes, packs, *lengths in rows:
+            middle = position + lengths[0]
+            end = middle + lengths[1]
+            directories[name] = _IndexedDirectory(data[position:middle], below, _Sizes(*sizes), packs, data[middle:end])
+            position = end
+        return cls(snapshot, frozenset(segments), directories)
 
     def save(self, path: str) -> None:
         """Write the index, whole or not at all. A damaged one is noticed when it is read, so nothing is synced."""
-        rows = [" ".join([self.snapshot, *sorted(self.segments)])]
-        for key, found in self.directories.items():
-            rows += (key, *found)
-        data = "\n".join(rows).encode()
+        rows = [
+            (name, one.below, one.sizes, one.packs, len(one.identities), len(one.lines))
+            for name, one in self.directories.items()
+        ]
+        head = {"snapshot": self.snapshot, "segments": sorted(self.segments), "directories": rows}
+        blobs = [json.dumps(head).encode() + b"\n"]
+        for one in self.directories.values():
+            blobs += (one.identities, one.lines)
+        data = b"".join(blobs)
         beside = f"{path}.{os.getpid()}"
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(blake3(data).hexdigest().encode() + b"\n")
             file.write(data)
         os.replace(beside, path)
-
-
-def _format_key(path: str) -> str:
-    """Return the key of a directory in an index."""
-    return json.dumps(path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from forkwise.snapshot.pack import LARGEST_CHUNK, LARGEST_OBJECT, DamagedObjectError
@@ -19,14 +19,19 @@ __all__ = [
     "LARGEST_LINE",
     "Directory",
     "File",
+    "FileRow",
     "Link",
     "Piece",
     "check_digest",
     "check_path",
     "cut_segments",
     "format_line",
+    "format_row",
+    "format_rows",
+    "list_pieces",
     "parse_line",
     "parse_lines",
+    "parse_rows",
 ]
 
 #: Entries of one line; a directory with more has several lines.
@@ -42,6 +47,7 @@ _LONGEST_PATH = 1 << 16
 _LONGEST_TARGET = 4095
 _MOST_ATTRIBUTES = 64
 _LARGEST_ATTRIBUTES = 64 << 10
+_PIECES = 6  # the position of a file's pieces in its row
 _ATTRIBUTE = re.compile(r"user\.(?!overlay\.|fuseoverlayfs\.)[^\x00]{1,250}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 
@@ -86,28 +92,37 @@ class Directory(NamedTuple):
     files: tuple[File, ...]
     links: tuple[Link, ...]
 
-    @property
-    def packs(self) -> set[str]:
-        """The packs that hold the contents of its files."""
-        return {piece.pack for file in self.files for piece in file.pieces if piece.digest}
-
 
 # Write.
 
 
+#: A file as the list that a line has of it, with the names of packs instead of their numbers.
+FileRow = list[Any]
+
+
 def format_line(directory: Directory) -> bytes:
     """Return a directory as one line, without its end."""
+    return format_rows(directory, [format_row(file) for file in directory.files])[0]
+
+
+def format_row(file: File) -> FileRow:
+    """Return a file as a row."""
+    return [*file[:_PIECES], [[*piece] if piece.digest else [piece.length] for piece in file.pieces]]
+
+
+def format_rows(directory: Directory, files: Iterable[FileRow]) -> tuple[bytes, list[str]]:
+    """Return a directory with these files as one line, without its end, and the packs that hold their contents."""
     packs: dict[str, int] = {}
-    files = []
-    for file in directory.files:
+    rows = []
+    for file in files:
         pieces = [
-            [p.digest, packs.setdefault(p.pack, len(packs)), p.offset, p.length] if p.digest else [p.length]
-            for p in file.pieces
+            [piece[0], packs.setdefault(piece[1], len(packs)), piece[2], piece[3]] if len(piece) > 1 else piece
+            for piece in file[_PIECES]
         ]
-        files.append([file.name, file.mode, file.mtime_ns, file.size, file.group, file.attributes, pieces])
+        rows.append([*file[:_PIECES], pieces])
     about = [int(directory.is_first), directory.mode, directory.mtime_ns, directory.attributes]
-    row = [directory.path, about, list(packs), files, directory.links]
-    return json.dumps(row, separators=(",", ":")).encode()
+    line = [directory.path, about, list(packs), rows, directory.links]
+    return json.dumps(line, separators=(",", ":")).encode(), list(packs)
 
 
 def cut_segments(lines: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
@@ -160,6 +175,21 @@ def parse_line(line: bytes) -> Directory:
     names = [f.name for f in parsed.files] + [link.name for link in parsed.links]
     _require(len(set(names)) == len(names), "a name is in a directory twice")
     return parsed
+
+
+def parse_rows(line: bytes) -> list[FileRow]:
+    """Return the files of a line that this machine wrote and whose digest was checked; their values are not."""
+    _, _, packs, files, _ = json.loads(line)
+    for file in files:
+        for piece in file[_PIECES]:
+            if len(piece) > 1:
+                piece[1] = packs[piece[1]]
+    return cast(list[FileRow], files)
+
+
+def list_pieces(file: FileRow) -> list[Piece]:
+    """List the chunks of a file, without its holes."""
+    return [Piece(*piece) for piece in file[_PIECES] if len(piece) > 1]
 
 
 def check_digest(value: Any) -> str:

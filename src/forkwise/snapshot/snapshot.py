@@ -74,7 +74,10 @@ class Snapshot:
 
     @classmethod
     def _read(cls, store: ObjectStore, name: str) -> Snapshot:
-        about = read_header(store, "snapshots", name)
+        return cls._parse(store, name, read_header(store, "snapshots", name))
+
+    @classmethod
+    def _parse(cls, store: ObjectStore, name: str, about: dict[str, Any]) -> Snapshot:
         try:
             return _parse(name, about, store.codec.digest("".join(check_texts(about.get("segments"))).encode()))
         except (DamagedObjectError, TypeError, ValueError, OverflowError) as error:
