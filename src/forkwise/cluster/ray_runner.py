@@ -7,6 +7,7 @@ import base64
 import importlib
 import os
 import pickle
+import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -127,6 +128,7 @@ class RayRunner(Runner):
 
     def _build_request(self, job: Job, session: _Session, snapshot: Snapshot) -> NodeRequest:
         branch = job.branch
+        session.forget(now=time.monotonic(), again=branch.name)
         exchange = f"{branch.home}/exchange"
         files: dict[str, bytes] = {}
         for name in ("feedback", "prompt"):
@@ -162,18 +164,20 @@ class RayRunner(Runner):
 
     async def _run(self, job: Job, session: _Session, request: NodeRequest) -> RunEnd:
         key = job.branch.name
-        await run_in_thread(session.start, key, pickle.dumps(request), self._options)
-        cursor, end = 0, None
+        token, end = secrets.token_hex(8), None
         try:
-            while end is None:
-                news = await session.wait(key, cursor)
+            news = await session.start(key, pickle.dumps(request), self._options, token)
+            while True:
                 if news is None:
                     raise NodeError("the cluster has forgotten the attempt: its head node was started again")
                 cursor, pieces, end, _ = news
                 for stream, piece in pieces:
                     _pass_on(job, stream, piece)
+                if end is not None:
+                    break
+                news = await session.wait(key, cursor)
         except asyncio.CancelledError:
-            await finish(run_in_thread(session.cancel, key))
+            await finish(run_in_thread(session.cancel, key, token))
             raise
         return await finish(run_in_thread(self._receive, job, session, key, parse_answer(end)))
 
@@ -212,14 +216,15 @@ class _Session:
 
         atexit.register(self.close)
 
-    def start(self, key: str, request: bytes, options: Mapping[str, Any]) -> None:
-        """Submit an attempt, or find the one that a killed process submitted."""
-        self._forget(now=time.monotonic(), again=key)
-        self.cluster.ask(self.supervisor.start.remote(key, request, options))
+    async def start(self, key: str, request: bytes, options: Mapping[str, Any], token: str) -> Any:
+        """Submit an attempt, or find the one that a killed process submitted, and wait for news of it."""
+        return await self._hear(self.supervisor.start.remote(key, request, options, token))
 
     async def wait(self, key: str, cursor: int) -> Any:
         """Wait for news of an attempt."""
-        reference = self.supervisor.wait.remote(key, cursor)
+        return await self._hear(self.supervisor.wait.remote(key, cursor))
+
+    async def _hear(self, reference: Any) -> Any:
         try:
             return await asyncio.wrap_future(reference.future())
         except self.cluster.ray.exceptions.RayError as error:
@@ -227,11 +232,11 @@ class _Session:
                 f"the Ray cluster at {self.cluster.address} was lost: {str(error).strip()[:300]}"
             ) from error
 
-    def cancel(self, key: str) -> None:
+    def cancel(self, key: str, token: str) -> None:
         """Cancel an attempt on its node, with all its processes."""
-        self.cluster.ask(self.supervisor.cancel.remote(key))
+        self.cluster.ask(self.supervisor.cancel.remote(key, token))
 
-    def _forget(self, now: float, again: str | None = None) -> None:
+    def forget(self, now: float, again: str | None = None) -> None:
         """Let the cluster forget attempts whose ends are in the ledger by now, and one that starts again."""
         with self._lock:
             over = [key for key, at in self.ended.items() if key == again or now - at > _KEPT_S]
@@ -246,7 +251,7 @@ class _Session:
     def close(self) -> None:
         """Remove what this process left in the store and at the supervisor."""
         with suppress(Exception):  # the interpreter ends, and the cluster may be gone
-            self._forget(now=float("inf"))
+            self.forget(now=float("inf"))
             self.snapshots.delete()
 
 

@@ -14,6 +14,7 @@ import os
 import pickle
 import secrets
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ _KEPT_S = 86400.0  # how long an end is kept for a process that resumes
 _WAIT_S = 20.0
 _MAX_OUTPUT = 8 << 20
 _PIECE = 1 << 16
+_CONCURRENT = 10_000
+_CANCELLED = json.dumps({"ending": "killed", "fault": None}).encode()
 
 
 def _load_ray() -> Any:
@@ -44,8 +47,7 @@ class _Entry:
     """One attempt: its task, its output so far, and its end."""
 
     ref: Any = None
-    run: str = ""
-    runs: int = 0
+    runs: list[str] = field(default_factory=list)  # of which the last one counts
     node: str = ""
     pieces: list[tuple[str, bytes]] = field(default_factory=list)
     first: int = 0  # how many pieces were dropped
@@ -78,18 +80,26 @@ class Supervisor:
         self._objects: dict[str, tuple[Any, int, datetime]] = {}
         self._asked = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
+        self._cancelled: deque[str] = deque(maxlen=_CONCURRENT)
+        self._task: Any = None
+        self._own: Any = None
 
-    async def start(self, key: str, request: bytes, options: Mapping[str, Any]) -> bool:
-        """Submit an attempt, unless it is known; return whether it was submitted."""
-        self._touch()
-        if key in self._entries:
-            return False
-        entry = self._entries[key] = _Entry()
-        ray = _load_ray()
-        own = ray.get_runtime_context().current_actor
-        entry.ref = ray.remote(run_attempt).options(**options).remote(key, request, own)
-        entry.follower = asyncio.create_task(self._follow(entry))
-        return True
+    async def start(self, key: str, request: bytes, options: Mapping[str, Any], token: str) -> Any:
+        """Submit an attempt, unless it is known, and return the first news of it, as ``wait`` does.
+
+        ``token`` is that of a ``cancel`` which may have overtaken this call.
+        """
+        if key not in self._entries and token in self._cancelled:
+            return 0, [], _CANCELLED, ""
+        if key not in self._entries:
+            entry = self._entries[key] = _Entry()
+            if self._task is None:  # each new one would be sent to all nodes, and get workers of its own
+                ray = _load_ray()
+                self._task = ray.remote(run_attempt)
+                self._own = ray.get_runtime_context().current_actor
+            entry.ref = self._task.options(**options).remote(key, request, self._own)
+            entry.follower = asyncio.create_task(self._follow(entry))
+        return await self.wait(key, 0)
 
     async def _follow(self, entry: _Entry) -> None:
         """Wait for the end of a task."""
@@ -97,7 +107,7 @@ class Supervisor:
         try:
             entry.end = await entry.ref
         except (ray.exceptions.TaskCancelledError, asyncio.CancelledError):
-            entry.end = json.dumps({"ending": "killed", "fault": None}).encode()
+            entry.end = _CANCELLED
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             kind = "" if isinstance(cause, BranchingError) else f"{type(cause).__name__}: "
@@ -113,20 +123,21 @@ class Supervisor:
     async def begin(self, key: str, run: str, node: str) -> None:
         """Note that an attempt begins on a node; a further time after its node was lost."""
         entry = self._entries.get(key)
-        if entry is None:
+        if entry is None or run in entry.runs:
             return
         if entry.runs:
             entry.add(
                 "stderr", b"\nforkwise: the node that ran this attempt was lost; it starts again on another one\n"
             )
-        entry.run, entry.node, entry.runs = run, node, entry.runs + 1
-        entry.wake()
+        entry.node, entry.runs = node, [*entry.runs, run]
 
-    async def push(self, key: str, run: str, stream: str, piece: bytes) -> None:
-        """Take a piece of output."""
+    async def push(self, key: str, run: str, node: str, pieces: list[tuple[str, bytes]]) -> None:
+        """Take pieces of output; those of a node that was lost meanwhile are dropped."""
+        await self.begin(key, run, node)  # of two calls, either may arrive first
         entry = self._entries.get(key)
-        if entry is not None and entry.run == run:
-            entry.add(stream, piece)
+        if entry is not None and entry.runs[-1] == run:
+            for stream, piece in pieces:
+                entry.add(stream, piece)
 
     async def wait(self, key: str, cursor: int) -> tuple[int, list[tuple[str, bytes]], bytes | None, str] | None:
         """Return the output after ``cursor``, the end if there is one, and the node, as soon as there is news.
@@ -146,11 +157,12 @@ class Supervisor:
         begin = max(cursor - entry.first, 0)
         return entry.first + len(entry.pieces), entry.pieces[begin:], entry.end, entry.node
 
-    async def cancel(self, key: str) -> None:
+    async def cancel(self, key: str, token: str) -> None:
         """Cancel an attempt, wait until its processes have ended, and forget it."""
         self._touch()
         entry = self._entries.get(key)
         if entry is None:
+            self._cancelled.append(token)
             return
         if entry.ref is not None and entry.follower is not None:
             _load_ray().cancel(entry.ref, force=False)
@@ -168,7 +180,7 @@ class Supervisor:
     async def list_attempts(self) -> dict[str, tuple[str, int, bool]]:
         """Return the node, the number of starts and whether it has ended, of each attempt."""
         self._touch()
-        return {key: (one.node, one.runs, one.end is not None) for key, one in self._entries.items()}
+        return {key: (one.node, len(one.runs), one.end is not None) for key, one in self._entries.items()}
 
     # The store
 
@@ -278,8 +290,8 @@ def run_attempt(key: str, request: bytes, supervisor: Any) -> bytes:
     from forkwise.snapshot.object_store import ObjectStore  # noqa: PLC0415
 
     ray = _load_ray()
-    run = secrets.token_hex(8)
-    ray.get(supervisor.begin.remote(key, run, ray.get_runtime_context().get_node_id()))
+    run, node = secrets.token_hex(8), ray.get_runtime_context().get_node_id()
+    supervisor.begin.remote(key, run, node)
     wanted: NodeRequest = pickle.loads(request)
     if wanted.version != __version__:
         raise NodeError(
@@ -287,7 +299,7 @@ def run_attempt(key: str, request: bytes, supervisor: Any) -> bytes:
             "version on all nodes"
         )
     location = RayBackend(supervisor) if wanted.location is None else wanted.location
-    output = _Output(key, run, supervisor)
+    output = _Output(supervisor, key, run, node)
     end = run_on_node(wanted, ObjectStore(location, key=wanted.key), output.add)
     output.finish()
     return json.dumps(end).encode()
@@ -296,8 +308,9 @@ def run_attempt(key: str, request: bytes, supervisor: Any) -> bytes:
 class _Output:
     """Sends output to the supervisor, the next piece when the last one has arrived."""
 
-    def __init__(self, key: str, run: str, supervisor: Any) -> None:
-        self._key, self._run, self._supervisor = key, run, supervisor
+    def __init__(self, supervisor: Any, key: str, run: str, node: str) -> None:
+        self._supervisor = supervisor
+        self._attempt = (key, run, node)
         self._waiting: list[tuple[str, bytes]] = []
         self._size = 0
         self._ref: Any = None
@@ -320,8 +333,7 @@ class _Output:
     def _send(self) -> None:
         if self._ref is not None:
             self._ray.get(self._ref)
-        for stream, piece in self._waiting:
-            self._ref = self._supervisor.push.remote(self._key, self._run, stream, piece)
+        self._ref = self._supervisor.push.remote(*self._attempt, self._waiting)
         self._waiting, self._size = [], 0
 
     def finish(self) -> None:
