@@ -178,7 +178,7 @@ def _is_leaf(path: str) -> bool:
 
 
 def _read_stored(ledger: Ledger, attempt: AttemptRecord) -> _Changes:
-    stored = load_changes(ledger.directory, attempt.id)
+    stored = load_changes(ledger.fetch_files(attempt.id), attempt.id)
     if stored is None:
         raise GitError(f"what {attempt.id} changed is not in the ledger: it never ran, or its records were removed")
     files = [file for file in stored.files if ".git" not in file.path.split("/")]

@@ -82,21 +82,21 @@ class AttemptReport:
     def outcomes(self) -> Mapping[str, str]:
         """The outcome of each test by its id, as far as it was kept."""
         try:
-            return load_outcomes(self.ledger.directory, self.record.id)
+            return load_outcomes(self.ledger.fetch_files(self.record.id), self.record.id)
         except LedgerError:
             return {}
 
     def read_changes(self) -> StoredChanges | None:
         """Return what it changed; None if that was not kept, or is damaged."""
         try:
-            return load_changes(self.ledger.directory, self.record.id)
+            return load_changes(self.ledger.fetch_files(self.record.id), self.record.id)
         except LedgerError:
             return None
 
     def read_output(self, lines: int = 60) -> str:
         """Return the last lines of its output as plain text, without escape codes."""
         try:
-            content = read_log(self.ledger.directory, self.record.id, tail=_TAIL)
+            content = read_log(self.ledger.fetch_files(self.record.id), self.record.id, tail=_TAIL)
         except LedgerError:
             return ""
         text = TerminalCleaner().feed(content)

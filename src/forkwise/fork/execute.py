@@ -334,6 +334,8 @@ async def execute(attempt: Attempt, name: str) -> None:
         attempt.state, attempt.reason = "cancelled", str(error) or "cancelled"
         raise
     finally:
+        if ledger.stored_files is not None:  # before other machines see that it has ended
+            await finish(run_in_thread(ledger.store_files, attempt.id))
         with suppress(LedgerError):  # a full disk: resolving the fork writes it again, or raises
             attempt.record_end()
         await finish(run_in_thread(compress_log, ledger.directory, attempt.id))

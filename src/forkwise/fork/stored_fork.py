@@ -269,7 +269,7 @@ def load_side(ledger: Ledger, workspace: Workspace, name: str) -> ComparedSide:
 
 
 def _load_stored(ledger: Ledger, fork: ForkRecord, attempt: AttemptRecord, generation: int) -> ComparedSide:
-    stored = load_changes(ledger.directory, attempt.id)
+    stored = load_changes(ledger.fetch_files(attempt.id), attempt.id)
     if stored is None:
         error = branch_gone_error(attempt)
         error.add_note(f"What {attempt.id} changed is not in the ledger: it never ran, or an older forkwise ran it.")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         MessageRow,
         Summary,
     )
+    from forkwise.ledger.stored_files import StoredFiles
 
 __all__ = ["Conversations", "Ledger", "new_id"]
 
@@ -75,6 +76,9 @@ class Ledger(ABC):
 
     #: The conversations stored beside the forks.
     conversations: Conversations
+
+    #: The files of attempts in a store that other machines reach; None if these are only in ``directory``.
+    stored_files: StoredFiles | None = None
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
@@ -596,7 +600,26 @@ class Ledger(ABC):
                 remove_outcomes(self.directory, attempt.id)
                 remove_connections(self.directory, attempt.id)
         self._delete_forks(pruned)
+        if self.stored_files is not None:
+            self.stored_files.collect(self._has_record)
         return pruned
+
+    def _has_record(self, attempt: str) -> bool:
+        try:
+            return self._find_attempt(attempt) is not None
+        except LedgerError:  # it is damaged
+            return True
+
+    def store_files(self, attempt: str) -> None:
+        """Copy what an attempt printed and changed to the store, for other machines, if the ledger has one."""
+        if self.stored_files is not None:
+            self.stored_files.save(attempt)
+
+    def fetch_files(self, attempt: str) -> Path:
+        """Return ``directory``, with what an attempt printed and changed, fetched from the store if needed."""
+        if self.stored_files is not None:
+            self.stored_files.fetch(attempt)
+        return self.directory
 
     @abstractmethod
     def rebuild(self) -> None:

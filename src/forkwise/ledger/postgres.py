@@ -137,6 +137,10 @@ class PostgresLedger(SqlLedger):
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self._postgres = PostgresDatabase(url, project)
         super().__init__(directory, self._postgres, _DIALECT)
+        if os.environ.get("FORKWISE_LEDGER_STORE"):
+            from forkwise.ledger.stored_files import open_stored_files  # noqa: PLC0415 - needs the extra snapshots
+
+            self.stored_files = open_stored_files(self.directory, self._postgres.find_identity())
         self._lease: _Lease | None = None
         self._own_forks: set[str] = set()  # those that this process has begun or adopted
 
@@ -314,6 +318,11 @@ class PostgresDatabase(SqlDatabase):
                 raise
             finally:
                 self._transaction = None
+
+    def find_identity(self) -> str:
+        """Return a text by which the project of this database differs from all others."""
+        [found] = self.rows("SELECT system_identifier::text, current_database() FROM pg_control_system()")
+        return "\n".join([*map(str, found), self.project])
 
     def announce(self, fork: str, kind: str) -> None:
         """Tell other processes, when the transaction is committed, of an event."""

@@ -89,7 +89,12 @@ def open_postgres(url: str, state: str, project: str = "", *, subject: str = "FO
             f"{subject} names a PostgreSQL database, which needs psycopg: pip install 'forkwise[postgres]'"
         ) from error
     name = project or os.environ.get("FORKWISE_PROJECT") or os.path.basename(state)
-    return PostgresLedger(url, f"{state}/ledger", name)
+    try:
+        return PostgresLedger(url, f"{state}/ledger", name)
+    except ModuleNotFoundError as error:
+        raise LedgerError(
+            "FORKWISE_LEDGER_STORE needs the extra snapshots: pip install 'forkwise[snapshots]'"
+        ) from error
 
 
 class SqliteLedger(SqlLedger):

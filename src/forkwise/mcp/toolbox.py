@@ -505,7 +505,7 @@ class Toolbox:
                 case ["attempt", name, "log"]:
                     from forkwise.ledger.logs import read_log
 
-                    content = read_log(ledger.directory, ledger.attempt(name).id, tail=_PAGE * 4)
+                    content = read_log(ledger.fetch_files(name := ledger.attempt(name).id), name, tail=_PAGE * 4)
                     return "text/plain", redact(clean_text(content))
                 case ["attempt", name, "diff"]:
                     from forkwise.fork.stored_fork import load_side
@@ -593,7 +593,10 @@ def _show_attempt(ledger: Ledger, workspace: Workspace, name: str, offset: int |
 
     attempt = ledger.attempt(name)
     if offset is not None:
-        return {"attempt": attempt.id, **_cut_page(redact(clean_text(read_log(ledger.directory, attempt.id))), offset)}
+        return {
+            "attempt": attempt.id,
+            **_cut_page(redact(clean_text(read_log(ledger.fetch_files(attempt.id), attempt.id))), offset),
+        }
     facts = _attempt_line(attempt)
     if attempt.answer:
         facts["answer"] = attempt.answer[:_SHOWN_OUTPUT]
@@ -604,7 +607,7 @@ def _show_attempt(ledger: Ledger, workspace: Workspace, name: str, offset: int |
     with suppress(BranchNotFoundError):
         paths = [file.path for file in load_side(ledger, workspace, attempt.id).files]
         facts |= {"paths": paths[:_LISTED], "paths_in_all": len(paths)}
-    tail = redact(clean_text(read_log(ledger.directory, attempt.id, tail=3000)))
+    tail = redact(clean_text(read_log(ledger.fetch_files(attempt.id), attempt.id, tail=3000)))
     return facts | {"output_end": tail, "output_bytes": attempt.output_bytes}
 
 

@@ -317,7 +317,8 @@ class Confinement:
         if self.drops_secrets:
             kept = {k: v for k, v in kept.items() if not _looks_secret(k, v)}
         if self.read_only:
-            kept.pop("FORKWISE_LEDGER", None)  # forkwise's own state is hidden, and so is its ledger
+            for name in ("FORKWISE_LEDGER", "FORKWISE_LEDGER_STORE"):  # its state is hidden, and so is its ledger
+                kept.pop(name, None)
         return {**kept, **self.given}
 
     def hidden_paths(self, environment: Mapping[str, str] | None = None) -> list[str]:

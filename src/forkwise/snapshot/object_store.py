@@ -142,6 +142,10 @@ class ObjectStore:
         """
         return self._read_checked(f"objects/{name[:2]}/{name}", name, check, limit)
 
+    def read(self, path: str, check: Callable[[bytes], _T], *, limit: int) -> _T:
+        """Read what is stored at a path and return what ``check`` makes of it. Internal."""
+        return self._read_checked(path, path, check, limit)
+
     def _read_checked(self, path: str, name: str, check: Callable[[bytes], _T], limit: int | None) -> _T:
         problem = ""
         for _ in range(2):

@@ -8,6 +8,7 @@ digest is keyed and the cuts depend on the key, so that neither names nor length
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -23,7 +24,16 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["KEY_BYTES", "LARGEST_CHUNK", "LARGEST_OBJECT", "PACK", "WHOLE", "Codec", "DamagedObjectError"]
+__all__ = [
+    "KEY_BYTES",
+    "LARGEST_CHUNK",
+    "LARGEST_OBJECT",
+    "PACK",
+    "WHOLE",
+    "Codec",
+    "DamagedObjectError",
+    "read_key_file",
+]
 
 #: Length of a user's key, in bytes.
 KEY_BYTES = 32
@@ -134,6 +144,26 @@ class Codec:
         """Return the key of one object, so that random nonces never repeat under a key that many objects share."""
         assert self._key is not None
         return _derive(self._key + name.encode(), "forkwise 2026 encryption of one object")
+
+
+def read_key_file(path: str | os.PathLike[str]) -> bytes:
+    """Read a key from a file. Raises ValueError if it holds none, or others than this user can read it."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
+            raise ValueError(f"the key file {os.fspath(path)} can be read by others; run: chmod 600 {os.fspath(path)}")
+        content = file.read(200)
+    if len(content) == KEY_BYTES:
+        return content
+    try:
+        key = bytes.fromhex(content.decode("ascii").strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError(
+            f"the key file {os.fspath(path)} has neither {KEY_BYTES} bytes nor {2 * KEY_BYTES} digits 0-9a-f"
+        )
+    return key
 
 
 def _derive(material: bytes, context: str) -> bytes:

@@ -158,7 +158,7 @@ class ForkModel:
 
     def output(self, attempt: str, start: int) -> tuple[int, bytes]:
         """Return the size of an attempt's log, and its output from byte ``start`` on."""
-        return follow_log(self._ledger.directory, attempt, start, tail=_TAIL)
+        return follow_log(self._ledger.fetch_files(attempt), attempt, start, tail=_TAIL)
 
     def steps(self, attempt: str, after: int) -> tuple[int, str] | None:
         """Return what the agent of an attempt did after event ``after``, as lines, and the number of the last event.

@@ -272,14 +272,14 @@ def render_output(view: ForkView, attempt: AttemptReport, visitor: Visitor, serv
 
 def _list_servers(view: ForkView, attempt: AttemptReport) -> list[str]:
     try:
-        return list_server_logs(view.served.ledger.directory, attempt.record.id)
+        return list_server_logs(view.served.ledger.fetch_files(attempt.record.id), attempt.record.id)
     except (LedgerError, OSError):
         return []
 
 
 def _read_part(view: ForkView, log: str, start: int, size: int) -> tuple[int, bytes]:
     try:
-        return read_log_part(view.served.ledger.directory, log, start, size)
+        return read_log_part(view.served.ledger.fetch_files(log.partition("@")[0]), log, start, size)
     except (LedgerError, OSError):
         return 0, b""
 

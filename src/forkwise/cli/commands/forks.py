@@ -202,7 +202,7 @@ def _show_connections(ledger: Ledger, attempt: AttemptRecord, output: Output) ->
     """Print the connections of an attempt."""
     from forkwise.ledger.connections import load_connections
 
-    found = load_connections(ledger.directory, attempt.id)
+    found = load_connections(ledger.fetch_files(attempt.id), attempt.id)
     if output.as_json:
         document = {"connections": [entry.as_json() for entry in found.entries], "left_out": found.left_out}
         output.document({"attempt": attempt.id, **document})
@@ -340,7 +340,7 @@ def _show_attempt(
 
     fork = ledger.fork(attempt.fork)
     branch = StoredFork(ledger, workspace, fork.id).branch(attempt.branch)
-    stored = load_changes(ledger.directory, attempt.id) if branch is None else None
+    stored = load_changes(ledger.fetch_files(attempt.id), attempt.id) if branch is None else None
     delta = branch.delta() if branch is not None else None if stored is None else stored.delta
     text = _output_of(ledger, attempt, stderr).decode(errors="replace")
     steps = [] if stderr else ledger.find_steps(attempt.id)
@@ -482,17 +482,17 @@ def _print_summary(recorded: dict[str, Any] | None, output: Output) -> None:
 def _output_of(ledger: Ledger, attempt: AttemptRecord, stderr: bool) -> bytes:
     from forkwise.ledger.logs import read_log
 
-    return read_log(ledger.directory, attempt.id, stream="stderr" if stderr else None)
+    return read_log(ledger.fetch_files(attempt.id), attempt.id, stream="stderr" if stderr else None)
 
 
 def _print_server_log(ledger: Ledger, attempt: AttemptRecord, server: str, output: Output) -> None:
     from forkwise.ledger.logs import list_server_logs, read_log
 
-    known = list_server_logs(ledger.directory, attempt.id)
+    known = list_server_logs(ledger.fetch_files(attempt.id), attempt.id)
     if server not in known:
         there_are = f"there are {', '.join(known)}" if known else "its servers printed nothing, or it had none"
         raise click.UsageError(f"{attempt.id} has no output of a server {server!r}; {there_are}")
-    content = read_log(ledger.directory, f"{attempt.id}@{server}")
+    content = read_log(ledger.fetch_files(attempt.id), f"{attempt.id}@{server}")
     if output.as_json:
         output.document({"attempt": attempt.id, "server": server, "output": content.decode(errors="replace")})
     else:

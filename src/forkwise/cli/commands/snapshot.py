@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["snapshot"]
 
 _SHOWN = 12  # characters of an id
-_KEY_BYTES = 32
 
 
 @click.group("snapshot", cls=Commands)
@@ -62,20 +59,12 @@ def _read_key(path: Path | None) -> bytes | None:
     """Read a key from a file that only this user can read."""
     if path is None:
         return None
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
-            raise click.UsageError(f"the key file {path} can be read by others; run: chmod 600 {path}")
-        content = file.read(200)
-    if len(content) == _KEY_BYTES:
-        return content
+    from forkwise.snapshot.pack import read_key_file
+
     try:
-        key = bytes.fromhex(content.decode("ascii").strip())
-    except ValueError:
-        key = b""
-    if len(key) != _KEY_BYTES:
-        raise click.UsageError(f"the key file {path} has neither {_KEY_BYTES} bytes nor {2 * _KEY_BYTES} digits 0-9a-f")
-    return key
+        return read_key_file(path)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 @snapshot.command(

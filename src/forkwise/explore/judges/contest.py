@@ -120,7 +120,7 @@ def build_judge(judge: JudgeLike) -> PairJudge:
 
 def read_diff(attempt: Attempt) -> str:
     """Return the diff of an attempt that is over, from the ledger if it is there."""
-    stored = load_changes(attempt.fork.ledger.directory, attempt.id)
+    stored = load_changes(attempt.fork.ledger.fetch_files(attempt.id), attempt.id)
     return attempt.own_branch.diff() if stored is None else unified(stored.files)
 
 
