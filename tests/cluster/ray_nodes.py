@@ -63,16 +63,29 @@ def _read_name(pid: int) -> str:
         return ""
 
 
+def _find_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 class RayNodes:
     """A cluster: a head without processors for attempts, and nodes with two processors each."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.client_port = int(free.getsockname()[1])
+        self.client_port, self.storage_port = _find_port(), _find_port()
+        #: Variables by which obstore finds an S3 server on the loopback.
+        self.storage = {
+            "AWS_ENDPOINT": f"http://127.0.0.1:{self.storage_port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | LOOPBACK
         environment |= {
+            **self.storage,
             "FORKWISE_NODE_DIRECTORY": str(directory / "head"),
             "PYTHONPATH": os.getcwd(),
             "RAY_health_check_initial_delay_ms": "0",

@@ -8,15 +8,19 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
+from forkwise import ObjectStore, collect_garbage
 from forkwise.linux.mountinfo import mounts
 from tests.cluster.ray_nodes import LOOPBACK, RayNodes
 from tests.counts import rounds
+from tests.need import need
 
 pytestmark = pytest.mark.integration
 
@@ -25,13 +29,16 @@ _DEADLINE_S = 100.0
 _drivers: list[subprocess.Popen[bytes]] = []
 
 
-def start(nodes: RayNodes, project: Path, *words: str, program: str = FORKWISE) -> subprocess.Popen[bytes]:
+def start(
+    nodes: RayNodes, project: Path, *words: str, program: str = FORKWISE, **variables: str
+) -> subprocess.Popen[bytes]:
     """Start forkwise on a project as a driver of the cluster."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "FORKWISE_STATE")}
     environment |= {
         **LOOPBACK,
         "RAY_ADDRESS": nodes.address,
         "XDG_STATE_HOME": str(project.parent / "xdg-state"),
+        **variables,
     }
     driver = subprocess.Popen(
         [program, *words],
@@ -188,6 +195,76 @@ def test_attempts_survive_the_process_that_started_them(nodes: RayNodes, project
         assert {end["attempt"] for end in ends if end["state"] == "succeeded"} == {f"{fork}.1", f"{fork}.2"}
         assert (project / "greeting.txt").read_text() == f"{number}\n"
         assert record.begun == ["1", "2"]
+        check_nothing_left(record, nodes)
+
+
+def test_a_cluster_is_reached_through_rays_client(nodes: RayNodes, project: Path) -> None:
+    address = f"ray://127.0.0.1:{nodes.client_port}"
+    line = "echo said; echo bye > greeting.txt"
+    words = ["best-of", "2", "--on", address, "--test", "python3 -m unittest", "--json", "-c", line]
+    ends = finish(start(nodes, project, *words, RAY_ADDRESS=""))
+    assert [(end["state"], end["files"], end["tail"]) for end in ends] == [("succeeded", 1, "said\n")] * 2
+    assert (project / "greeting.txt").read_text() == "bye\n"
+    record = Record(project)
+    slow = f"setsid sleep 7777 {record.directory} & {record.wait}"
+    quick = f"while [ $(wc -l < {record.directory}/begun) -lt 2 ]; do sleep 0.05; done; echo again > greeting.txt"
+    options = ["--on", address, *record.options[2:], "--json"]
+    commands = ["-c", f"{record.begin}; {slow}", "-c", f"{record.begin}; {quick}"]
+    ends = finish(start(nodes, project, "speculate", *options, *commands, RAY_ADDRESS=""))
+    assert {end["attempt"][-1]: end["state"] for end in ends} == {"1": "cancelled", "2": "succeeded"}
+    check_nothing_left(record, nodes)
+
+
+def list_left(location: str, options: Mapping[str, Any] | None = None) -> list[str]:
+    """Collect the garbage of a store, and return everything that is left in it, apart from its format."""
+    store = ObjectStore(location, options=options)
+    collect_garbage(store)
+    return [row[0] for kind in ("objects", "snapshots", "deltas", "writers") for row in store.list_under(kind)]
+
+
+def test_files_travel_through_s3(nodes: RayNodes, project: Path) -> None:
+    need(find_spec("moto") is not None, "moto is not installed")
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=nodes.storage_port, verbose=False)
+    server.start()
+    try:
+        with urlopen(Request(f"{nodes.storage['AWS_ENDPOINT']}/cluster", method="PUT")) as answer:
+            assert answer.status == 200
+        line = "cat greeting.txt; echo bye > greeting.txt"
+        words = ["best-of", "2", "--on", "ray", "--store", "s3://cluster/team", "--json", "-c", line]
+        ends = finish(start(nodes, project, *words, **nodes.storage))
+        assert [(end["state"], end["files"], end["tail"]) for end in ends] == [("succeeded", 1, "hello\n")] * 2
+        assert (project / "greeting.txt").read_text() == "bye\n"
+        options = {
+            "endpoint": nodes.storage["AWS_ENDPOINT"],
+            "region": "us-east-1",
+            "access_key_id": "test",
+            "secret_access_key": "test",
+            "client_options": {"allow_http": True},
+        }
+        assert list_left("s3://cluster/team", options) == []
+    finally:
+        server.stop()
+
+
+@pytest.mark.crash
+def test_nothing_is_left_in_a_store_after_kills(nodes: RayNodes, project: Path) -> None:
+    location = str(project.parent / "store")
+    for number in range(rounds(1, 5)):
+        record = Record(project)
+        line = f"{record.begin}; {record.wait}; echo {number} > greeting.txt"
+        options = [*record.options, "--store", location, "--json"]
+        driver = start(nodes, project, "best-of", "2", *options, "-c", line)
+        wait_until(lambda record=record: len(record.begun) == 2, driver)
+        nodes.kill(nodes.nodes[0])
+        nodes.add()
+        driver.kill()
+        out, _ = driver.communicate()
+        record.go.touch()
+        finish(start(nodes, project, "resume", json.loads(out.splitlines()[0])["event"]["fork"], "--json"))
+        assert (project / "greeting.txt").read_text() == f"{number}\n"
+        assert list_left(location) == []
         check_nothing_left(record, nodes)
 
 

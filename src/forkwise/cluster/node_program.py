@@ -255,7 +255,7 @@ class _NodeProgram:
         if judge(end, request.timeout, has_feedback=request.has_feedback).success and not is_idle:
             facts["reports"] = [await self._test(branch, one, baseline) for one, baseline in request.tests]
         if has_changed:
-            facts["delta"], facts["objects"] = await run_in_thread(self._pack, branch, request.key)
+            facts["delta"], facts["objects"] = await run_in_thread(self._pack, branch, request)
         return facts
 
     async def _test(self, branch: Branch, evaluator: Any, baseline: Any) -> dict[str, Any] | None:
@@ -268,10 +268,11 @@ class _NodeProgram:
             return None
         return {**report.as_json(), "outcomes": dict(report.outcomes)}
 
-    def _pack(self, branch: Branch, key: bytes | None) -> tuple[str, str]:
+    def _pack(self, branch: Branch, request: NodeRequest) -> tuple[str, str]:
         """Pack the changes into a directory that the worker copies to the store and removes."""
         name = f"delta-{secrets.token_hex(8)}"
-        packed = PackedDelta.create(branch, ObjectStore(f"{self._state.directory}/{name}", key=key))
+        store = ObjectStore(f"{self._state.directory}/{name}", key=request.key)
+        packed = PackedDelta.create(branch, store, owner=request.owner)
         return packed.id, f"{self._state.path}/{name}"
 
 

@@ -37,16 +37,17 @@ class NodeRequest:
     """An attempt: the workspace it sees, what it runs there, how it is confined, and the tests that judge it.
 
     ``workspace`` is the path at which the command sees the files, ``snapshot`` is what they are at first, in the store
-    ``location`` (None is the store of the cluster), encrypted by ``key``. ``function`` is pickled. ``exchange`` are the
-    files by which the command and forkwise exchange data, which the variables name as if in ``exchange_directory``.
-    ``tests`` are pairs of an evaluator and its baseline. With ``must_change`` an attempt that changed nothing is not
-    tested.
+    ``location`` (None is the store of the cluster), encrypted by ``key``; ``owner`` is that of the delta. ``function``
+    is pickled. ``exchange`` are the files by which the command and forkwise exchange data, which the variables name as
+    if in ``exchange_directory``. ``tests`` are pairs of an evaluator and its baseline. With ``must_change`` an attempt
+    that changed nothing is not tested.
     """
 
     version: str
     workspace: str
     snapshot: str
     location: str | None
+    owner: str
     key: bytes | None
     branch: str
     argv: tuple[str, ...] | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import importlib
+import json
 import os
 import pickle
 import secrets
@@ -21,16 +22,17 @@ from forkwise.cluster.node_request import NodeRequest, parse_answer
 from forkwise.cluster.ray_cluster import RayCluster, find_workspace_id
 from forkwise.cluster.supervisor import RayBackend
 from forkwise.concurrency import finish, run_in_thread
-from forkwise.errors import ConflictError, NodeError, ProcessBranchError
+from forkwise.errors import ConflictError, NodeError, ProcessBranchError, SnapshotNotFoundError
 from forkwise.files.branch import Branch
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.commit_plan import find_conflicts
 from forkwise.fork.fault import Fault
 from forkwise.fork.runner import Ending, Job, RunEnd, Runner
+from forkwise.linux.process_id import ProcessId
 from forkwise.sandbox.confinement import Confinement
 from forkwise.snapshot.object_store import ObjectStore
-from forkwise.snapshot.packed_delta import PackedDelta
-from forkwise.snapshot.snapshot import Snapshot
+from forkwise.snapshot.packed_delta import PackedDelta, list_packed_deltas
+from forkwise.snapshot.snapshot import Snapshot, list_snapshots
 from forkwise.testing.report import Outcome, TestReport
 from forkwise.text.redaction import add_secrets
 
@@ -142,6 +144,7 @@ class RayRunner(Runner):
             workspace=os.fspath(branch.workspace.path),
             snapshot=snapshot.id,
             location=session.shared_location,
+            owner=session.name,
             key=self._key,
             branch=branch.name,
             argv=None if job.argv is None else tuple(job.argv),
@@ -208,7 +211,7 @@ class _Session:
         cluster.ask(self.supervisor.list_attempts.remote())
         self.shared_location = location
         self.store = ObjectStore(RayBackend(self.supervisor) if location is None else location, key=key)
-        self.snapshots = _Snapshots(self.store)
+        self.snapshots = _Snapshots(self.store, name)
         self.deltas: dict[str, PackedDelta] = {}
         self.ended: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -253,13 +256,29 @@ class _Session:
         with suppress(Exception):  # the interpreter ends, and the cluster may be gone
             self.forget(now=float("inf"))
             self.snapshots.delete()
+            self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """Remove from the store what killed processes left of this workspace, unless attempts of it are known still.
+
+        What is removed was listed before the attempts were, so it belongs to none that began meanwhile.
+        """
+        if self.shared_location is None:
+            return
+        snapshots = [one for one in list_snapshots(self.store) if self.snapshots.is_abandoned(one)]
+        deltas = [one for one in list_packed_deltas(self.store) if one.owner == self.name]
+        if not self.cluster.ask(self.supervisor.list_attempts.remote()):
+            for delete in [one.delete for one in snapshots] + [one.delete for one in deltas]:
+                with suppress(SnapshotNotFoundError):
+                    delete(self.store)
 
 
 class _Snapshots:
     """The snapshots of what is forked. Jobs that start at about the same time share one."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, owner: str) -> None:
         self._store = store
+        self._prefix = f"ray {owner} "
         self._made: dict[str, tuple[float, asyncio.Future[Snapshot]]] = {}
         self._all: list[Snapshot] = []
 
@@ -275,10 +294,20 @@ class _Snapshots:
         return await asyncio.shield(known[1])
 
     async def _create(self, parent: Workspace | Branch) -> Snapshot:
-        found = await run_in_thread(Snapshot.create, parent, self._store)
+        name = self._prefix + json.dumps(ProcessId.current().dump())
+        found = await run_in_thread(lambda: Snapshot.create(parent, self._store, name=name))
         if found not in self._all:
             self._all.append(found)
         return found
+
+    def is_abandoned(self, snapshot: Snapshot) -> bool:
+        """Return whether a snapshot was made here by a process that has ended."""
+        if not snapshot.name.startswith(self._prefix):
+            return False
+        try:
+            return not ProcessId.load(json.loads(snapshot.name.removeprefix(self._prefix))).alive
+        except (ValueError, TypeError, RecursionError):
+            return False
 
     def delete(self) -> None:
         """Delete the snapshots."""

@@ -11,11 +11,12 @@ import os
 import stat
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from forkwise.errors import BranchError, ConflictError, StoreError
+from forkwise.errors import BranchError, ConflictError, SnapshotNotFoundError, StoreError
 from forkwise.files.store.changes import Conflict, entry_type
 from forkwise.files.store.overlayfs import Lower
 from forkwise.linux.trees import NOT_THERE, closing_fd, join, open_directory, open_root, remove_tree
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.scan import Scan
     from forkwise.snapshot.object_store import ObjectStore, Writer
 
-__all__ = ["PackedDelta"]
+__all__ = ["PackedDelta", "list_packed_deltas"]
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TYPES = ("", "file", "directory", "symlink", "special")
@@ -62,6 +63,7 @@ class PackedDelta:
     """The changes of a branch, in a store. ``paths`` counts them, ``bytes`` is the size of the new contents.
 
     ``stored`` are the bytes that packing it added to the store, ``skipped`` the FIFOs, sockets and devices left out.
+    ``owner`` is what its creator gave, to find it by.
     """
 
     id: str
@@ -73,15 +75,16 @@ class PackedDelta:
     segments: tuple[str, ...]
     before: str
     skipped: tuple[str, ...] = ()
+    owner: str = ""
 
     @classmethod
-    def create(cls, branch: Branch, store: ObjectStore) -> PackedDelta:
+    def create(cls, branch: Branch, store: ObjectStore, *, owner: str = "") -> PackedDelta:
         """Store what a branch changed against its parent, ignored files and git repositories included.
 
         The cost depends on the size of the changes. Raises BranchError if one of them cannot be read.
         """
         with branch._lock(), store.writer() as writer, report("Packing changes"):
-            return _Packing(branch, writer).store()
+            return _Packing(branch, writer).store(owner)
 
     @classmethod
     def load(cls, store: ObjectStore, word: str) -> PackedDelta:
@@ -121,6 +124,15 @@ class PackedDelta:
         store.delete_header("deltas", self.id)
 
 
+def list_packed_deltas(store: ObjectStore) -> list[PackedDelta]:
+    """List the packed deltas of a store."""
+    found = []
+    for name in store.list_headers("deltas"):
+        with suppress(SnapshotNotFoundError):  # deleted since it was listed
+            found.append(_read(store, name))
+    return found
+
+
 class _Packing:
     """One delta being stored."""
 
@@ -133,7 +145,7 @@ class _Packing:
         self.own: dict[str, tuple[int, int, tuple[tuple[str, str], ...]]] = {}
         self.bytes = 0
 
-    def store(self) -> PackedDelta:
+    def store(self, owner: str) -> PackedDelta:
         scan = self.branch._scan()
         with closing_fd(open_root(self.branch.target)) as root:
             before = self._list_before(scan)
@@ -147,6 +159,7 @@ class _Packing:
         about = {
             "created": time.time(),
             "branch": self.branch.branch_path,
+            "owner": owner,
             "paths": len(before),
             "bytes": self.bytes,
             "stored": self.writer.written,
@@ -356,7 +369,8 @@ def _read(store: ObjectStore, name: str) -> PackedDelta:
     about: dict[str, Any] = read_header(store, "deltas", name)
     try:
         counts = paths, size, stored = about["paths"], about["bytes"], about["stored"]
-        texts = [about["branch"], *about["skipped"]]
+        owner = about.get("owner", "")
+        texts = [about["branch"], owner, *about["skipped"]]
         if not all(type(one) is int and one >= 0 for one in counts) or not all(isinstance(one, str) for one in texts):
             raise DamagedObjectError("a value has another type")
         return PackedDelta(
@@ -369,6 +383,7 @@ def _read(store: ObjectStore, name: str) -> PackedDelta:
             tuple(check_digest(one) for one in about["segments"]),
             check_digest(about["before"]),
             tuple(about["skipped"]),
+            owner,
         )
     except (DamagedObjectError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise StoreError(
