@@ -52,6 +52,7 @@ def test_the_verbs_there_are() -> None:
         "playoff",
     )
     forks = ("ls", "show", "watch", "wait", "open", "diff", "pick", "combine", "resume", "continue", "agents")
+    forks += ("follow-up",)
     forks += ("abort", "report", "export")
     plain = (
         "doctor",

@@ -11,7 +11,7 @@ from forkwise.cli.commands.agent.model import model
 from forkwise.cli.commands.agent.walk import walk
 from forkwise.cli.commands.branch import branch
 from forkwise.cli.commands.completion import completion
-from forkwise.cli.commands.decide import abort, combine, pick, resume, wait
+from forkwise.cli.commands.decide import abort, combine, follow_up, pick, resume, wait
 from forkwise.cli.commands.doctor import doctor
 from forkwise.cli.commands.explore import EXPLORE_VERBS
 from forkwise.cli.commands.export import export
@@ -29,7 +29,7 @@ from forkwise.cli.root_command import forkwise_command
 __all__ = ["forkwise_command"]
 
 forkwise_command.add_section("Explore", EXPLORE_VERBS)
-forkwise_command.add_section("Decide", (pick, combine, resume, abort, undo))
+forkwise_command.add_section("Decide", (pick, combine, follow_up, resume, abort, undo))
 forkwise_command.add_section(
     "Look", (ls, show, watch, serve, wait, open_preview, port, diff, report, export, log, judges)
 )

@@ -103,6 +103,7 @@ Kind = Literal[
     "cascade",
     "refine",
     "playoff",
+    "follow-up",
 ]
 
 _FORMAT = 1
@@ -225,7 +226,7 @@ class Recipe:
     ``SpendLimits`` has the budgets, ``ProviderRules`` has ``per_provider`` and ``provider_retries``. Candidates, tests
     and the judge start in ``subdirectory`` of the workspace. ``frozen`` is that of the workspace, for resuming. With
     ``servers``, those of the workspace's ``servers.toml`` run in each branch while its candidate runs, and while its
-    tests run.
+    tests run. ``follow-up`` starts from the changes of the attempt ``base``, and gives its candidate ``feedback``.
 
     How they are judged: ``tests`` is a test command, or ``auto`` to detect it; ``sealed``, ``seal``, ``held_out`` and
     ``baseline`` are those of ``Tests``. With ``cross_tests``, attempts are also scored by the tests that others added.
@@ -301,6 +302,8 @@ class Recipe:
     has_prompt: bool = False
     frozen: bool = False
     servers: bool = False
+    base: str | None = None
+    feedback: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Convert to JSON types; the inverse of ``from_json``."""
@@ -413,7 +416,7 @@ class Recipe:
 
         Attempts on top of others in ``tree`` and ``beam`` are not among them.
         """
-        counts = {"run": 1, "cascade": sum(self.fan_out), "refine": self.n * self.rounds}
+        counts = {"run": 1, "follow-up": 1, "cascade": sum(self.fan_out), "refine": self.n * self.rounds}
         counts |= dict.fromkeys(("speculate", "tree", "beam"), len(self.variants))
         chosen = [self.variants[i % len(self.variants)] for i in range(counts.get(self.kind, self.n)) if self.variants]
         return [(variant.agent, variant.model) for variant in chosen if variant.agent is not None]
@@ -523,6 +526,11 @@ class Recipe:
                     evaluate=evaluate,
                     **options,
                 )
+            case "follow-up":
+                from forkwise.explore.follow_up import FollowUp
+
+                assert self.base is not None
+                return FollowUp(first, self.base, self.feedback, evaluate=evaluate, **options)
             case "tree":
                 from forkwise.explore.tree_of_thoughts import TreeOfThoughts
 

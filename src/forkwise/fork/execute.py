@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -399,8 +400,9 @@ async def _open_and_try(attempt: Attempt, name: str, output: AttemptLog, *, is_a
 
 
 async def _open_branch(attempt: Attempt, name: str) -> None:
-    make = _reopen_branch if attempt.fork.settings.reopens else _create_branch
-    work = run_in_thread(_open_ignoring, make, attempt.fork.parent, name, attempt.fork.settings.ignore)
+    settings = attempt.fork.settings
+    make = _reopen_branch if settings.reopens else partial(_create_branch, settings.make_branch)
+    work = run_in_thread(_open_ignoring, make, attempt.fork.parent, name, settings.ignore)
     try:
         attempt.branch = await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -427,13 +429,13 @@ def _reopen_branch(parent: Parent, name: str) -> Branch:
     return parent.branch(name, None, None)
 
 
-def _create_branch(parent: Parent, name: str) -> Branch:
-    """Create a branch; drop one of the same name that a killed process left."""
+def _create_branch(make: Callable[[Parent, str], Branch] | None, parent: Parent, name: str) -> Branch:
+    """Create a branch, with ``make`` if given; drop one of the same name that a killed process left."""
     with suppress(BranchNotFoundError):
         found = Branch.open(parent, name)
         take_logins(found)
         found.abort()
-    return parent.branch(name, None, None)
+    return parent.branch(name, None, None) if make is None else make(parent, name)
 
 
 async def _run(attempt: Attempt, output: AttemptLog, *, is_again: bool) -> Judgement:

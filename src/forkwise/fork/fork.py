@@ -49,6 +49,7 @@ from forkwise.ledger.sqlite import open_ledger
 from forkwise.linux.process_id import ProcessId
 
 if TYPE_CHECKING:
+    from forkwise.files.branch import Parent
     from forkwise.files.shelf import ShelvedBranch
     from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
     from forkwise.fork.evaluation import Evaluator
@@ -192,7 +193,8 @@ class ForkSettings:
     ``ignore`` is what attempts' branches leave out (see ``Branch.set_ignore``). An attempt that changed nothing ranks
     below those that did, and fails if ``has_prompt`` says that something was to be done, unless ``allow_empty`` is set.
     ``time_budget`` is the running time in seconds of all attempts together, ``spend_limits`` is what they may spend,
-    ``provider_rules`` say how attempts by agents share their providers.
+    ``provider_rules`` say how attempts by agents share their providers. ``make_branch`` creates the branches of
+    attempts that do not start from the parent's files as they are.
     """
 
     runner: Runner = field(default_factory=InProcessRunner)
@@ -212,6 +214,7 @@ class ForkSettings:
     time_budget: float | None = None
     spend_limits: SpendLimits | None = None
     provider_rules: ProviderRules | None = None
+    make_branch: Callable[[Parent, str], Branch] | None = None
 
 
 class Fork:

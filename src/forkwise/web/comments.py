@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,20 +11,26 @@ from starlette.exceptions import HTTPException
 
 from forkwise.display.html.fork_page import format_moment
 from forkwise.display.html.markup import Child, Markup, build_element
-from forkwise.text.clean import truncate, truncate_middle
+from forkwise.errors import LedgerError
+from forkwise.explore.follow_up import find_follow_ups, find_unsent, format_comments
+from forkwise.testing.report import TestReport
+from forkwise.text.clean import truncate, truncate_line, truncate_middle
 from forkwise.text.diff import lines_of
+from forkwise.web.fork_list import FORK_WORDS
 from forkwise.web.page_shell import build_panel
 
 if TYPE_CHECKING:
+    from forkwise.display.attempt_report import AttemptReport
     from forkwise.web.admission import Visitor
     from forkwise.web.catalogue import ForkView
     from forkwise.web.resolution import Form
 
-__all__ = ["add_comment", "render_comments"]
+__all__ = ["add_comment", "render_comments", "render_follow_ups"]
 
 _MAX_COMMENT = 10_000
 _MAX_QUOTE = 300
 _MOST_COMMENTS = 500
+_MOST_FOLLOW_UPS = 50
 
 
 def add_comment(view: ForkView, form: Form) -> None:
@@ -68,7 +75,7 @@ def render_comments(view: ForkView, visitor: Visitor, attempt: str = "") -> Mark
         build_element("h2", "Comments", id="talk") if items or visitor.can_write else None,
         build_element("ul", items, class_="comments") if items else None,
         _render_form(view, attempt) if visitor.can_write else None,
-        _render_prompt(view, shown) if items else None,
+        _render_sending(view, visitor, view.find(attempt)) if attempt and items else None,
     ]
     address = f"{view.path}comments" + (f"?attempt={attempt}" if attempt else "")
     return build_panel("comments", address, content, trigger="sse:fork")
@@ -146,18 +153,62 @@ def _describe_move(view: ForkView, comment: Mapping[str, Any]) -> str:
     return f"The line moved: it was {line} and is {min(places, key=lambda number: abs(number - line))} now."
 
 
-def _render_prompt(view: ForkView, comments: list[dict[str, Any]]) -> Markup:
-    """Render the comments as a prompt for an agent, to be copied."""
-    parts = []
-    for one in comments:
-        place = ", ".join(
-            str(word) for word in (one.get("path"), f"line {one['line']}" if one.get("line") else "") if word
-        )
-        quote = f"\n> {one['quote']}" if one.get("quote") else ""
-        parts.append(f"{f'{place}:' if place else ''}{quote}\n{one.get('text', '')}".strip())
-    text = "Please address these comments on your changes.\n\n" + "\n\n".join(parts)
-    return build_element(
+def _render_sending(view: ForkView, visitor: Visitor, attempt: AttemptReport) -> Child:
+    """Render what a follow-up with the comments on an attempt would be given, and the button that starts one."""
+    unsent = find_unsent(view.served.ledger, attempt.record)
+    if not unsent:
+        return None
+    name = view.name_of(attempt.record.id)
+    button = build_element(
+        "button",
+        f"Send to {name}",
+        type="button",
+        class_="main",
+        hx_post=f"{view.path}do/send",
+        hx_vals=json.dumps({"attempt": name}),
+        hx_target="#decision",
+        hx_swap="outerHTML",
+    )
+    prompt = build_element(
         "details",
         build_element("summary", "As a prompt for an agent", class_="small"),
-        build_element("pre", view.hide(truncate(text, 20_000))),
+        build_element("pre", view.hide(format_comments(unsent))),
+    )
+    can_send = visitor.can_write and not view.is_hidden
+    return [build_element("div", button, class_="row") if can_send else None, prompt]
+
+
+def render_follow_ups(view: ForkView, attempt: str = "") -> Markup:
+    """Render the follow-ups on a fork's attempts, or on one of them, as they run."""
+    wanted = view.find(attempt).record.id if attempt else None
+    notes = [] if view.is_hidden else find_follow_ups(view.served.ledger, view.report.fork.id)
+    rows = [_render_follow_up(view, one) for one in notes[-_MOST_FOLLOW_UPS:] if wanted in (None, one.get("attempt"))]
+    content = [build_element("h2", "Follow-ups"), build_element("ul", rows, class_="forks")] if rows else None
+    address = f"{view.path}follow-ups" + (f"?attempt={attempt}" if attempt else "")
+    return build_panel("follow-ups", address, content, trigger="sse:fork, sse:progress throttle:1s")
+
+
+def _render_follow_up(view: ForkView, note: Mapping[str, Any]) -> Markup:
+    name, ledger = str(note["fork"]), view.served.ledger
+    count = len(note.get("comments") or ())
+    said = f"{count} comment{'' if count == 1 else 's'} on {note.get('attempt')}"
+    try:
+        fork = ledger.fork(name)
+        records = ledger.attempts(fork.id)
+    except LedgerError:
+        return build_element(
+            "li", build_element("span", f"{name} · {said} · not in the ledger any more"), class_="card"
+        )
+    record = records[-1] if records else None
+    state = fork.state if record is None or fork.state != "running" else record.state
+    tests = None if record is None or record.tests is None else TestReport.from_json(record.tests)
+    facts = [said, "" if tests is None else tests.summary, truncate_line(record.last_line or "", 100) if record else ""]
+    link = build_element("a", fork.id, href=f"/w/{view.served.key}/{fork.id}/", class_="subject")
+    return build_element(
+        "li",
+        build_element("div", build_element("span", FORK_WORDS.get(state, state), class_="pill"), link, class_="line"),
+        build_element("div", " · ".join(fact for fact in facts if fact), class_="soft small", dir="auto"),
+        class_="card stop",
+        tabindex=-1,
+        data_at=str(fork.started),
     )

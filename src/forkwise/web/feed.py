@@ -162,7 +162,8 @@ class _Watcher:
 
     def _measure(self, fork: ForkRecord) -> object:
         with self._lock:
-            is_wanted = any(one.fork in (None, fork.id) for one in self._listeners)
+            origin = (_find_origin(fork) or "").partition(".")[0]
+            is_wanted = any(one.fork in (None, fork.id, origin) for one in self._listeners)
         if not is_wanted:
             return None
         return [(a.id, a.files, a.output_bytes, a.last_line) for a in self._served.ledger.attempts(fork.id)]
@@ -177,16 +178,22 @@ class _Watcher:
                 _wake(listener, name)
 
     def _is_around(self, outer: str, forks: set[str]) -> bool:
-        """Return whether one of these forks was made inside an attempt of ``outer``."""
+        """Return whether one of these forks was made inside an attempt of ``outer``, or follows up on one."""
         with suppress(LedgerError):
             for name in forks:
-                parent = self._served.ledger.fork(name).parent
+                parent = _find_origin(self._served.ledger.fork(name))
                 while parent is not None:
                     fork = parent.partition(".")[0]
                     if fork == outer:
                         return True
-                    parent = self._served.ledger.fork(fork).parent
+                    parent = _find_origin(self._served.ledger.fork(fork))
         return False
+
+
+def _find_origin(fork: ForkRecord) -> str | None:
+    """Return the attempt that a fork is inside of, or on top of."""
+    base = fork.spec.get("base")
+    return fork.parent or (base if isinstance(base, str) else None)
 
 
 def _wake(listener: _Listener, name: str) -> None:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from forkwise.web.admission import Visitor
     from forkwise.web.catalogue import Catalogue, ServedWorkspace
 
-__all__ = ["render_list", "render_list_page"]
+__all__ = ["FORK_WORDS", "render_list", "render_list_page"]
 
 _LISTED = 100
 _SEARCHED = 1000
 _TONES = {"running": "warn", "open": "warn", "resolved": "good", "interrupted": "bad"}
-_WORDS = {"open": "waits for a pick", "resolved": "decided"}
+#: What people read instead of the name of a state.
+FORK_WORDS = {"open": "waits for a pick", "resolved": "decided"}
 _STATES = ("running", "open", "interrupted", "resolved", "aborted")
 
 
@@ -52,7 +53,7 @@ def _render_filters(catalogue: Catalogue, query: Mapping[str, str]) -> Markup:
         autocomplete="off",
         maxlength=200,
     )
-    states = _render_options("state", "Any state", {name: _WORDS.get(name, name) for name in _STATES}, query)
+    states = _render_options("state", "Any state", {name: FORK_WORDS.get(name, name) for name in _STATES}, query)
     named = {served.key: served.name for served in catalogue}
     workspaces = _render_options("workspace", "All workspaces", named, query) if len(named) > 1 else None
     return build_element(
@@ -133,7 +134,7 @@ def _render_entry(entry: _Entry, *, shows_workspace: bool) -> Markup:
     fork = summary.fork
     subject = redact(format_subject(fork, summary.label)) or fork.kind
     state = fork.state
-    word = "undone" if fork.undone is not None else _WORDS.get(state, state)
+    word = "undone" if fork.undone is not None else FORK_WORDS.get(state, state)
     tone = "" if fork.undone is not None else _TONES.get(state, "")
     link = build_element(
         "a", truncate(subject.strip(), 200), href=f"/w/{served.key}/{fork.id}/", class_="subject", dir="auto"

@@ -22,6 +22,7 @@ from forkwise.errors import (
     ExecutableConfigError,
     LedgerError,
 )
+from forkwise.explore.follow_up import prepare_follow_up
 from forkwise.explore.resume import find_retest, find_tests
 from forkwise.fork.combine import Prepared, combine_attempts, commit_choice, line_up_attempts, prepare_choice
 from forkwise.fork.control import abort_attempt, abort_fork
@@ -29,6 +30,7 @@ from forkwise.fork.resolve import pick, replace_winner
 from forkwise.fork.stored_fork import undo
 from forkwise.git.repository_change import format_left_repositories
 from forkwise.text.clean import truncate
+from forkwise.text.redaction import redact
 from forkwise.web.nway_table import read_choice
 from forkwise.web.task import Outcome, OutcomeButton, render_outcome
 
@@ -282,6 +284,23 @@ class Desk:
             return _ask_about_executables(error, form.answer("Commit it", "override", "bad", sure="1", allow="1"))
         return self._report(view, landed.commit)
 
+    def send(self, view: ForkView, form: Form) -> Outcome:
+        """Start a follow-up attempt with the comments on an attempt, in a process of its own."""
+        attempt = self._find_one(view, form)
+        if view.is_hidden:
+            raise HTTPException(403, "A follow-up would show who made the attempt: choose first, or show the names.")
+        recipe, comments = prepare_follow_up(view.served.ledger, attempt.record.id)
+        if not form.get("sure"):
+            agent = attempt.record.agent or truncate(attempt.label, 80)
+            count = f"{len(comments)} comment{'' if len(comments) == 1 else 's'}"
+            text = f"{agent} runs once more, on top of these changes, with {count}. Its result waits for your pick."
+            sure = form.answer("Start it", "send", "main", sure="1")
+            detail = build_element("pre", redact(recipe.feedback))
+            return Outcome("", f"Send {count} to {attempt.record.id}?", [text], [sure, _CANCEL], detail)
+        fork = self.run_detached(view, "follow-up", attempt.record.id)
+        link = build_element("a", f"Follow {fork}", href=f"/w/{view.served.key}/{fork}/", class_="button main")
+        return Outcome("good", f"Started {fork}", ["It continues if you close this page."], [], link)
+
     def run_detached(self, view: ForkView, *words: str) -> str:
         """Run a command of forkwise that leaves a process in the background; return what it prints."""
         command = [*self._program, *words, "--detach", "--quiet", "-C", str(view.served.directory.resolve())]
@@ -336,6 +355,7 @@ ACTIONS: Mapping[str, tuple[str, Callable[[Desk, ForkView, Form], Outcome]]] = {
     "pick": ("committing", Desk.pick),
     "prepare": ("merging and testing", Desk.prepare),
     "resume": ("resuming", Desk.resume),
+    "send": ("starting the follow-up", Desk.send),
     "undo": ("undoing", Desk.undo),
 }
 

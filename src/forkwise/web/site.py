@@ -20,7 +20,7 @@ from forkwise.errors import BranchingError
 from forkwise.web.admission import Admission, Keys, Visitor, visitor_of
 from forkwise.web.catalogue import Catalogue, ForkView
 from forkwise.web.change_view import DiffOptions, find_image, read_comparison, render_changes, render_window
-from forkwise.web.comments import add_comment, render_comments
+from forkwise.web.comments import add_comment, render_comments, render_follow_ups
 from forkwise.web.feed import EventFeed
 from forkwise.web.fork_list import render_list, render_list_page
 from forkwise.web.fork_overview import (
@@ -88,6 +88,7 @@ def build_site(
         f"{fork}/agreement": site.show_agreement,
         f"{fork}/pictures": site.show_pictures,
         f"{fork}/comments": site.show_comments,
+        f"{fork}/follow-ups": site.show_follow_ups,
         f"{fork}/compare": site.show_comparison,
         f"{fork}/compare/file": site.show_path,
         f"{fork}/jobs/{{job:str}}": site.show_job,
@@ -210,7 +211,7 @@ class _Site:
             self._build_pictures(view),
             build_element("div", id="agreement", hx_get=f"{view.path}agreement", hx_trigger="load"),
         ]
-        talk = render_comments(view, visitor)
+        talk = [render_comments(view, visitor), render_follow_ups(view)]
         return HTMLResponse(render_fork(view, visitor, actions=actions, pictures=pictures, talk=talk))
 
     def _build_pictures(self, view: ForkView) -> Markup:
@@ -225,6 +226,9 @@ class _Site:
     def show_comments(self, request: Request, view: ForkView) -> Response:
         attempt = request.query_params.get("attempt", "")
         return _answer_panel(request, render_comments(view, visitor_of(request), attempt))
+
+    def show_follow_ups(self, request: Request, view: ForkView) -> Response:
+        return _answer_panel(request, render_follow_ups(view, request.query_params.get("attempt", "")))
 
     def _build_actions(self, view: ForkView, visitor: Visitor) -> Markup:
         content: list[Child] = [render_actions(view, visitor)]
@@ -256,7 +260,8 @@ class _Site:
         options = DiffOptions.read(request.query_params)
         wanted = _read_path(request, "file")
         visitor = visitor_of(request)
-        talk = render_comments(view, visitor, request.path_params["attempt"])
+        name = request.path_params["attempt"]
+        talk = [render_comments(view, visitor, name), render_no_decision(view), render_follow_ups(view, name)]
         return HTMLResponse(render_changes(view, attempt, options, visitor, talk=talk, wanted=wanted))
 
     def show_rows(self, request: Request, view: ForkView) -> Response:

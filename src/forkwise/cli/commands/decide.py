@@ -1,4 +1,7 @@
-"""``forkwise pick``, ``combine``, ``resume`` and ``abort``: decide a fork by hand; ``wait``: wait for its end."""
+"""``forkwise pick``, ``combine``, ``resume``, ``abort`` and ``follow-up``: decide a fork by hand, or try once more.
+
+``wait`` waits for a fork's end.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import ForkRecord
 
-__all__ = ["abort", "combine", "pick", "resume", "wait"]
+__all__ = ["abort", "combine", "follow_up", "pick", "resume", "wait"]
 
 _ON_CONFLICT = conflict_option(
     "Action if the workspace changed meanwhile: refuse to commit, take ours (the attempt's), keep theirs, or merge."
@@ -301,6 +304,53 @@ def resume(
     return run_and_report(
         lambda observer: resume_fork(workspace, name, on_conflict=on_conflict, observer=observer), workspace, options
     )
+
+
+@click.command(
+    "follow-up",
+    cls=Verb,
+    streams=True,
+    example=("forkwise follow-up k3f9ab.2 'keep the old name as an alias'", "forkwise follow-up k3f9ab.2 --detach"),
+)
+@click.argument("name", metavar="ATTEMPT")
+@click.argument("words", metavar="[TEXT]...", nargs=-1)
+@detach_option
+@notify_option
+@click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
+@workspace_option
+@stream_option
+def follow_up(
+    name: str,
+    words: tuple[str, ...],
+    detach: bool,
+    notify: float | None,
+    quiet: bool,
+    directory: Path,
+    output: Output,
+) -> int:
+    """Run an attempt's command once more, on top of its changes.
+
+    The command, such as an agent, starts from the files of ATTEMPT and reads in $FORKWISE_FEEDBACK what people said
+    about them: TEXT, and the comments of forkwise serve that were not sent yet. The new attempt is a fork of its own,
+    which waits for forkwise pick.
+    """
+    from forkwise.cli.exploration import run_and_report
+    from forkwise.cli.private_mounts import enter_to_create
+    from forkwise.cli.variation import check_prompt
+    from forkwise.explore.follow_up import follow_up as run_follow_up
+    from forkwise.explore.follow_up import prepare_follow_up
+    from forkwise.files.workspace import Workspace
+    from forkwise.ledger.sqlite import open_ledger
+
+    text = check_prompt(" ".join(words))
+    enter_to_create(directory, None)
+    workspace = Workspace(directory)
+    with open_ledger(workspace) as ledger:
+        prepare_follow_up(ledger, name, text)  # an error before anything is detached
+    options = ExploreOptions(
+        directory=directory, output=output, detach=detach, notify=notify, quiet=quiet, no_commit=True, keep=True
+    )
+    return run_and_report(lambda observer: run_follow_up(workspace, name, text, observer=observer), workspace, options)
 
 
 @click.command("abort", cls=Verb, example=("forkwise abort k3f9ab", "forkwise abort k3f9ab.2"))
