@@ -72,13 +72,17 @@ def find_secrets(environment: Mapping[str, str]) -> frozenset[str]:
     >>> sorted(find_secrets({"API_TOKEN": "0123456789", "HOME": "/root", "DB": "postgres://me:hunter2hunter2@db/x"}))
     ['0123456789', 'hunter2hunter2']
     """
+    return frozenset().union(*(_find_in_variable(name, value) for name, value in environment.items()))
+
+
+@lru_cache(maxsize=1024)  # a page or a table is redacted piece by piece, and the environment rarely changes
+def _find_in_variable(name: str, value: str) -> frozenset[str]:
     found = set()
-    for name, value in environment.items():
-        if _NAME.match(name) and not _OTHER_NAME.match(name) and value[:1] not in ("/", "~"):
-            found.add(value.strip())
-        if "://" in value:
-            found.update(_URL_PASSWORD.findall(value))
-    return frozenset(value for value in found if _MIN_VALUE <= len(value) <= _MAX_VALUE)
+    if _NAME.match(name) and not _OTHER_NAME.match(name) and value[:1] not in ("/", "~"):
+        found.add(value.strip())
+    if "://" in value:
+        found.update(_URL_PASSWORD.findall(value))
+    return frozenset(one for one in found if _MIN_VALUE <= len(one) <= _MAX_VALUE)
 
 
 class Redactor:

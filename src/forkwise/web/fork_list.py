@@ -37,7 +37,8 @@ class _Entry(NamedTuple):
 
 def render_list_page(catalogue: Catalogue, visitor: Visitor, query: Mapping[str, str]) -> str:
     """Render the page with all forks."""
-    title = build_element("h1", "Forks")
+    more = build_element("a", "Conversations", href="/c/", class_="small") if visitor.fork is None else None
+    title = build_element("div", build_element("h1", "Forks"), more, class_="line")
     body = [title, _render_filters(catalogue, query), render_list(catalogue, query)]
     return render_shell("Forks · forkwise", body, visitor, events="/events")
 

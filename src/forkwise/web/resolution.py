@@ -31,6 +31,7 @@ from forkwise.fork.stored_fork import undo
 from forkwise.git.repository_change import format_left_repositories
 from forkwise.text.clean import truncate
 from forkwise.text.redaction import redact
+from forkwise.web.conversation_view import find_conversation
 from forkwise.web.nway_table import read_choice
 from forkwise.web.task import Outcome, OutcomeButton, render_outcome
 
@@ -50,6 +51,7 @@ _CONFLICT_ANSWERS: dict[str, OnConflict] = {
 }
 _LISTED = 8
 _MAX_DIFF = 60_000
+_CHOOSE = "Choose attempts with their boxes, or press x."
 _CANCEL = OutcomeButton("Cancel", "cancel")
 
 
@@ -387,6 +389,8 @@ def render_actions(view: ForkView, visitor: Visitor) -> Markup:
         links.append(
             build_element("a", "Show names" if view.is_blind else "Compare blind", href=other, class_="button")
         )
+    if not view.is_hidden and find_conversation(view) is not None:
+        links.append(build_element("a", "Conversation", href=f"{view.path}conversation/", class_="button"))
     if not visitor.can_write:
         return build_element("div", links, class_="actions")
     is_uncommitted = fork.stored == "resolved" and fork.commit is None and fork.parent is None
@@ -407,7 +411,7 @@ def render_actions(view: ForkView, visitor: Visitor) -> Markup:
             buttons.append(_build_button(view, "Resume", "resume", tone="main"))
         if not fork.is_over or is_uncommitted:
             buttons.append(_build_button(view, "Abort all", "abort", tone="bad", alone=True))
-    hint = build_element("span", id="chosen", class_="soft small") if not fork.is_over else None
+    hint = build_element("span", id="chosen", class_="soft small", data_hint=_CHOOSE) if not fork.is_over else None
     return build_element(
         "div", build_element("form", buttons, hint, id="decide", class_="actions"), links, class_="actions"
     )

@@ -21,9 +21,16 @@ from forkwise.web.admission import Admission, Keys, Visitor, visitor_of
 from forkwise.web.catalogue import Catalogue, ForkView
 from forkwise.web.change_view import DiffOptions, find_image, read_comparison, render_changes, render_window
 from forkwise.web.comments import add_comment, render_comments, render_follow_ups
+from forkwise.web.conversation_view import (
+    find_conversation,
+    load_tree,
+    render_conversation,
+    render_conversations,
+)
 from forkwise.web.feed import EventFeed
 from forkwise.web.fork_list import render_list, render_list_page
 from forkwise.web.fork_overview import (
+    build_trail,
     render_attempt_panel,
     render_files,
     render_fork,
@@ -38,6 +45,7 @@ from forkwise.web.task import TaskBook
 
 if TYPE_CHECKING:
     from forkwise.display.attempt_report import AttemptReport
+    from forkwise.web.conversation_view import ConversationTree
 
 __all__ = ["build_site"]
 
@@ -76,6 +84,9 @@ def build_site(
         Route("/forks", site.show_forks),
         Route("/events", site.follow),
         Route("/events/{key:str}/{fork:str}", site.follow),
+        Route("/c/", site.show_conversations),
+        Route("/c/{key:str}/{name:str}/", site.show_conversation),
+        Route("/c/{key:str}/{name:str}/{part:str}", site.show_conversation),
         Route("/favicon.ico", lambda _: Response(status_code=204)),
         Route("/assets/{digest:str}/{name:str}", site.send_asset),
     ]
@@ -91,6 +102,8 @@ def build_site(
         f"{fork}/follow-ups": site.show_follow_ups,
         f"{fork}/compare": site.show_comparison,
         f"{fork}/compare/file": site.show_path,
+        f"{fork}/conversation/": site.show_fork_conversation,
+        f"{fork}/conversation/{{part:str}}": site.show_fork_conversation,
         f"{fork}/jobs/{{job:str}}": site.show_job,
         f"{attempt}/": site.show_changes,
         f"{attempt}/rows": site.show_rows,
@@ -201,6 +214,44 @@ class _Site:
             raise HTTPException(404, "There is no such file.")
         headers = {"cache-control": "public, max-age=31536000, immutable"}
         return Response(found.content, media_type=found.media_type, headers=headers)
+
+    # Conversations
+
+    def show_conversations(self, request: Request) -> Response:
+        return HTMLResponse(render_conversations(self._catalogue, visitor_of(request)))
+
+    def show_conversation(self, request: Request) -> Response:
+        served = self._catalogue.find(request.path_params["key"])
+        tree = load_tree(served.ledger, request.path_params["name"])
+        trail = build_element("a", "Conversations", href="/c/")
+        address = f"/c/{served.key}/{tree.id}/"
+        return self._answer_conversation(request, tree, address, trail=trail)
+
+    def show_fork_conversation(self, request: Request, view: ForkView) -> Response:
+        if view.is_hidden:
+            raise HTTPException(403, "Messages are hidden until the choice is made: they may name their author.")
+        name = find_conversation(view)
+        if name is None:
+            raise HTTPException(404, "This fork has no stored conversation.")
+        tree, trail = load_tree(view.served.ledger, name), build_trail(view, "conversation")
+        address = f"{view.path}conversation/"
+        return self._answer_conversation(request, tree, address, events=view.events, trail=trail)
+
+    def _answer_conversation(
+        self,
+        request: Request,
+        tree: ConversationTree,
+        address: str,
+        *,
+        events: str | None = None,
+        trail: Child,
+    ) -> Response:
+        part = request.path_params.get("part", "")
+        if part not in ("", "tree", "messages"):
+            raise HTTPException(404, "There is no such page.")
+        query = request.query_params.multi_items()
+        page = render_conversation(tree, visitor_of(request), address, query, events=events, trail=trail, only=part)
+        return _answer_panel(request, page) if part == "tree" else HTMLResponse(page)
 
     # One fork
 

@@ -138,7 +138,7 @@
       one.disabled = one.dataset.exactly ? names.length !== least : names.length < least;
     });
     const shown = byId('chosen');
-    if (shown) shown.textContent = names.length ? `Chosen: ${names.join(', ')}` : 'Choose attempts with their boxes, or press x.';
+    if (shown) shown.textContent = names.length ? `Chosen: ${names.join(', ')}` : shown.dataset.hint;
   };
   document.addEventListener('htmx:afterSwap', showChoice);
   showChoice();
