@@ -20,7 +20,7 @@ from forkwise.display.html.markup import Child, Markup, build_element
 from forkwise.errors import LedgerError
 from forkwise.text.clean import truncate, truncate_line, truncate_middle
 from forkwise.text.diff import FileDiff, FileVersion
-from forkwise.text.redaction import redact
+from forkwise.text.redaction import process_redactor, redact
 from forkwise.web.page_shell import build_panel, render_shell
 
 if TYPE_CHECKING:
@@ -102,13 +102,14 @@ def load_tree(ledger: Ledger, name: str) -> ConversationTree:
     except LedgerError as error:
         raise HTTPException(404, "There is no such conversation.") from error
     nodes = {0: _Node(0, 0, "start")}
+    redactor = process_redactor()
     try:
         for row in rows:
             if row.parent not in nodes or row.node in nodes:
                 raise ValueError(f"message {row.node} has no place in it")
-            nodes[row.node] = _read_message(row.node, row.parent, json.loads(row.message))
+            nodes[row.node] = _read_message(row.node, row.parent, redactor.redact_data(json.loads(row.message)))
             for part in json.loads(row.results) if row.results else ():
-                _add_result(nodes[row.node].results, part)
+                _add_result(nodes[row.node].results, redactor.redact_data(part))
             nodes[row.parent].replies.append(row.node)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise HTTPException(409, f"This conversation is damaged: {truncate(str(error), 300)}") from error
@@ -142,7 +143,7 @@ def _add_result(results: dict[str, str], part: Any) -> None:
 
 
 def _as_text(content: Any) -> str:
-    """Return a content as text, without secrets; of files and pictures, only what they are."""
+    """Return a content as text; of files and pictures, only what they are."""
     if isinstance(content, list):
         text = "\n".join(_as_text(one) for one in content)
     elif isinstance(content, dict) and "kind" in content and ("url" in content or "data" in content):
@@ -151,7 +152,7 @@ def _as_text(content: Any) -> str:
         text = content
     else:
         text = "" if content is None else json.dumps(content, ensure_ascii=False)
-    return redact(truncate_middle(text, _LONGEST))
+    return truncate_middle(text, _LONGEST)
 
 
 # Pages

@@ -40,6 +40,7 @@ from forkwise.web.fork_overview import (
 from forkwise.web.nway_table import render_comparison, render_path
 from forkwise.web.page_shell import build_panel, load_assets, render_fragment
 from forkwise.web.picture import render_agreement, render_pictures
+from forkwise.web.preview_links import PreviewDesk
 from forkwise.web.resolution import ACTIONS, Desk, Form, render_actions, render_no_decision
 from forkwise.web.task import TaskBook
 
@@ -63,11 +64,16 @@ def build_site(
     *,
     program: Sequence[str] = ("forkwise",),
     is_encrypted: bool = False,
+    is_remote: bool = False,
 ) -> Starlette:
-    """Build the application. ``hosts`` are the names and ports that it answers to, ``program`` the command forkwise."""
+    """Build the application. ``hosts`` are the names and ports that it answers to, ``program`` the command forkwise.
+
+    ``is_remote`` says that browsers on other machines open it.
+    """
     feed = EventFeed(catalogue)
     desk = Desk(program)
-    site = _Site(catalogue, feed, desk, keys)
+    previews = PreviewDesk(is_remote=is_remote)
+    site = _Site(catalogue, feed, desk, keys, previews)
 
     @asynccontextmanager
     async def run(_: Starlette) -> AsyncIterator[None]:
@@ -76,6 +82,7 @@ def build_site(
         finally:
             feed.close()
             await run_in_threadpool(desk.close)
+            await run_in_threadpool(previews.close)
 
     fork = "/{mode:mode}/{key:str}/{fork:str}"
     attempt = f"{fork}/a/{{attempt:str}}"
@@ -100,6 +107,7 @@ def build_site(
         f"{fork}/pictures": site.show_pictures,
         f"{fork}/comments": site.show_comments,
         f"{fork}/follow-ups": site.show_follow_ups,
+        f"{fork}/previews": site.show_previews,
         f"{fork}/compare": site.show_comparison,
         f"{fork}/compare/file": site.show_path,
         f"{fork}/conversation/": site.show_fork_conversation,
@@ -141,11 +149,12 @@ async def _answer_failure(_: Request, error: Exception) -> Response:
 class _Site:
     """The answers to requests. Those that read a ledger or files run in threads."""
 
-    def __init__(self, catalogue: Catalogue, feed: EventFeed, desk: Desk, keys: Keys) -> None:
+    def __init__(self, catalogue: Catalogue, feed: EventFeed, desk: Desk, keys: Keys, previews: PreviewDesk) -> None:
         self._catalogue = catalogue
         self._feed = feed
         self._desk = desk
         self._keys = keys
+        self._previews = previews
         self._jobs = TaskBook()
 
     def wrap(self, page: _Page, *, is_blind: bool) -> Callable[[Request], Response]:
@@ -259,6 +268,7 @@ class _Site:
         visitor = visitor_of(request)
         actions = [self._build_actions(view, visitor), render_no_decision(view)]
         pictures = [
+            self._previews.render(view, visitor),
             self._build_pictures(view),
             build_element("div", id="agreement", hx_get=f"{view.path}agreement", hx_trigger="load"),
         ]
@@ -277,6 +287,9 @@ class _Site:
     def show_comments(self, request: Request, view: ForkView) -> Response:
         attempt = request.query_params.get("attempt", "")
         return _answer_panel(request, render_comments(view, visitor_of(request), attempt))
+
+    def show_previews(self, request: Request, view: ForkView) -> Response:
+        return _answer_panel(request, self._previews.render(view, visitor_of(request)))
 
     def show_follow_ups(self, request: Request, view: ForkView) -> Response:
         return _answer_panel(request, render_follow_ups(view, request.query_params.get("attempt", "")))

@@ -115,7 +115,14 @@ def serve(
             number = listener.getsockname()[1]
             name = keys.host_name if is_loopback else host_name or _bracket(host)
             program = [sys.executable, "-c", "from forkwise.cli import main; main()"]
-            site = build_site(catalogue, keys, [f"{name}:{number}"], program=program, is_encrypted=tls is not None)
+            site = build_site(
+                catalogue,
+                keys,
+                [f"{name}:{number}"],
+                program=program,
+                is_encrypted=tls is not None,
+                is_remote=not _is_loopback(host),
+            )
             base = f"{'https' if tls else 'http'}://{name}:{number}"
             _announce(base, keys, output, opens_browser=browser)
             _run(site, listener, tls)
@@ -166,6 +173,10 @@ def _check_host(host: str, tls: tuple[Path, Path] | None, plain_http: bool) -> b
             "can read along on the network may see the files and decide your forks"
         )
     return False
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 
 def _bracket(host: str) -> str:
