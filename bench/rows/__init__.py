@@ -29,6 +29,7 @@ from bench.rows.snapshots import measure_snapshots
 from bench.rows.start import measure_start
 from bench.rows.terminal import measure_terminal
 from bench.rows.walk import measure_walk
+from bench.rows.web import measure_web
 from bench.rows.worktree import measure_worktree
 from bench.scratch import Scratch
 
@@ -44,6 +45,7 @@ ROWS: dict[str, Callable[[Scratch], list[Line]]] = {
     "sandbox": measure_sandbox,
     "network": measure_network,
     "preview": measure_preview,
+    "web": measure_web,
     "servers": measure_servers,
     "explore": measure_explore,
     "ledger": measure_ledger,
