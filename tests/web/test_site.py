@@ -72,7 +72,7 @@ def test_a_long_file_is_sent_in_windows(client: TestClient, workspace: Workspace
     page = client.get(base).text
     assert page.count("<tr") < 200
     seen = page.count('<tr class="new"')
-    following = re.search(r'hx-get="([^"]+)"[^>]*hx-trigger="intersect', page)
+    following = re.search(r'hx-get="([^"]+)"[^>]*hx-trigger="near once', page)
     while following is not None:
         page = client.get(following[1].replace("&amp;", "&")).text
         seen += page.count('<tr class="new"')

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from starlette.exceptions import HTTPException
 
 from forkwise.display.attempt_report import AttemptReport, ForkReport, read_report
+from forkwise.display.html.diff_table import is_generated
 from forkwise.errors import BranchingError, ForkNotFoundError
 from forkwise.files.workspace import Workspace
 from forkwise.fork.stored_fork import load_side
@@ -49,26 +50,30 @@ class ServedWorkspace:
         return self.workspace.path.name or str(self.workspace.path)
 
     def read_files(self, attempt: AttemptReport) -> Sequence[FileDiff]:
-        """Return both versions of each file that an attempt changed, or has changed so far.
+        """Return both versions of each file that an attempt changed, or has changed so far, generated ones last.
 
         Raises BranchingError if its branch is gone and nothing was kept.
         """
         record = attempt.record
         key = (record.id, record.ended or 0.0)
         if not record.is_over:
-            return load_side(self.ledger, self.workspace, record.id).files
+            return _sort(load_side(self.ledger, self.workspace, record.id).files)
         with self._lock:
             if key in self._changes:
                 self._changes.move_to_end(key)
                 return self._changes[key]
         stored: StoredChanges | None = attempt.read_changes()
-        files = stored.files if stored is not None else load_side(self.ledger, self.workspace, record.id).files
+        files = _sort(stored.files if stored is not None else load_side(self.ledger, self.workspace, record.id).files)
         if sum(len(side.content or b"") for file in files for side in (file.old, file.new) if side) <= _MAX_KEPT:
             with self._lock:
                 self._changes[key] = files
                 while len(self._changes) > _KEPT_CHANGES:
                     self._changes.popitem(last=False)
         return files
+
+
+def _sort(files: Sequence[FileDiff]) -> Sequence[FileDiff]:
+    return sorted(files, key=lambda file: (is_generated(file), file.path))
 
 
 class Catalogue:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DiffOptions", "find_image", "read_comparison", "render_changes", "render_window"]
 
-_FIRST_ROWS = 120
-_ROWS = 300
+_FIRST_ROWS = 60
+_ROWS = 80
 _OPEN_FILES = 12
 _OPEN_ROWS = 1500
 _MOST_FILES = 3000
@@ -75,7 +75,8 @@ def read_comparison(view: ForkView, attempt: AttemptReport, options: DiffOptions
     try:
         sides = [load_side(served.ledger, served.workspace, one.record.id) for one in (other, attempt)]
         found = compare_sides(served.workspace, sides[0], sides[1])
-        return [file for file in found if file.old != file.new]
+        differing = [file for file in found if file.old != file.new]
+        return sorted(differing, key=lambda file: (is_generated(file), file.path))
     except (BranchingError, OSError) as error:
         raise HTTPException(409, f"These attempts cannot be compared: {error}") from error
 
@@ -85,7 +86,7 @@ def render_changes(
 ) -> str:
     """Render the page with all changes of an attempt; ``wanted`` is the file to open."""
     name = view.name_of(attempt.record.id)
-    files = sorted(read_comparison(view, attempt, options), key=lambda file: (is_generated(file), file.path))
+    files = read_comparison(view, attempt, options)
     address = f"{view.path}a/{name}/"
     against = view.name_of(options.against) if options.against else "the base"
     shown = files[:_MOST_FILES]
@@ -223,10 +224,10 @@ def render_window(address: str, file: FileDiff, options: DiffOptions, start: int
             f"{left} more rows",
             class_="more",
             hx_get=f"{address}rows?{options.encode(file=file.path, start=str(start + count))}",
-            hx_trigger="intersect once",
+            hx_trigger="near once",
             hx_swap="outerHTML",
         )
-    return [table, later]
+    return [build_element("div", table, class_="rows"), later]
 
 
 def _render_images(address: str, file: FileDiff, options: DiffOptions) -> Child:

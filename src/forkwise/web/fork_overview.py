@@ -196,7 +196,7 @@ def _render_card(view: ForkView, attempt: AttemptReport) -> Markup:
 
 def render_files(view: ForkView, attempt: AttemptReport) -> Markup:
     """Render the first files that an attempt touched, for its column."""
-    files = sorted(view.read_files(attempt), key=lambda file: (is_generated(file), file.path))
+    files = view.read_files(attempt)
     address = f"{view.path}a/{view.name_of(attempt.record.id)}/"
     rows = [
         build_element(

@@ -245,6 +245,21 @@
     if (event.detail.target.id === 'comments' && !own && form && form.elements.text.value) event.detail.shouldSwap = false;
   });
 
+  // Rows are asked for before they come into sight
+
+  const near = new IntersectionObserver(entries => entries.forEach(entry => {
+    if (!entry.isIntersecting) return;
+    near.unobserve(entry.target);
+    htmx.trigger(entry.target, 'near');
+  }), { rootMargin: '1800px' });
+  const lookOut = root => {
+    const found = all('.more[hx-trigger="near once"]', root);
+    if (root.matches && root.matches('.more[hx-trigger="near once"]')) found.push(root);
+    found.forEach(one => near.observe(one));
+  };
+  lookOut(document.body);
+  document.addEventListener('htmx:load', event => lookOut(event.detail.elt));
+
   // What is new since the last look
 
   const lookKey = `looked ${location.pathname}`;
