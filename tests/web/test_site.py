@@ -176,3 +176,34 @@ def test_the_feed_names_what_changed(client: TestClient, workspace: Workspace, f
     found = asyncio.run(follow())
     assert "event: open" in found[0]
     assert found[1:] == ["event: fork\ndata: \n\n"] * 2
+
+
+def test_a_page_that_is_up_to_date_is_not_told_to_look_again(workspace: Workspace, fork: str) -> None:
+    import asyncio
+
+    from forkwise.web.feed import EventFeed
+
+    async def follow(after: int) -> list[str]:
+        catalogue = Catalogue([workspace.path])
+        feed = EventFeed(catalogue)
+        stream = feed.follow("shop", fork, after)
+        found = [await anext(stream)]
+        with open_ledger(workspace) as ledger:
+            watcher = feed._watchers["shop"]
+            while watcher._new:  # until it was looked at
+                await asyncio.sleep(0.01)
+            ledger.record_comment(fork, {"text": "hello"})
+        found.append(await asyncio.wait_for(anext(stream), 30))
+        await stream.aclose()
+        feed.close()
+        catalogue.close()
+        return found
+
+    catalogue = Catalogue([workspace.path])
+    view = catalogue.open_fork("shop", fork)
+    catalogue.close()
+    assert view.events.endswith(f"?after={view.seen}")
+    assert asyncio.run(follow(view.seen))[1:] == ["event: fork\ndata: \n\n"]
+    with open_ledger(workspace) as ledger:
+        assert ledger.last_event() > view.seen
+    assert asyncio.run(follow(view.seen))[1:] == ["event: fork\ndata: \n\n"]

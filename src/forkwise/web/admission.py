@@ -139,7 +139,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 class Admission:
-    """OutcomeButton a request, or refuse it: ASGI middleware around the pages.
+    """Answer a request, or refuse it: ASGI middleware around the pages.
 
     ``hosts`` are the values of the header ``Host`` that name this server.
     """
@@ -153,7 +153,7 @@ class Admission:
         self._cookie = "__Host-forkwise" if is_encrypted else f"forkwise-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """OutcomeButton one request."""
+        """Answer one request."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -201,7 +201,7 @@ class Admission:
         return None
 
     def _open(self, token: str) -> Response:
-        """OutcomeButton the link with a token: with a cookie, and a page that leads to the first one.
+        """Answer the link with a token: with a cookie, and a page that leads to the first one.
 
         A redirect would not do: a browser that follows a link from another site sends no cookie after it.
         """

@@ -107,13 +107,14 @@ class Catalogue:
     def open_fork(self, key: str, fork: str, *, is_blind: bool = False) -> ForkView:
         """Read a fork. Raises HTTPException if there is none of exactly this id."""
         served = self.find(key)
+        seen = served.ledger.last_event()  # before the fork is read: what comes after it is told to the page
         try:
             report = read_report(served.ledger, fork)
         except ForkNotFoundError as error:
             raise HTTPException(404, f"There is no fork {fork} in {served.name}.") from error
         if report.fork.id != fork:
             raise HTTPException(404, f"There is no fork {fork} in {served.name}.")
-        return ForkView(served, report, is_blind)
+        return ForkView(served, report, is_blind, seen)
 
     def close(self) -> None:
         """Close the ledgers."""
@@ -126,12 +127,13 @@ class ForkView:
     """A fork as a page shows it.
 
     If it ``is_blind``, its attempts are letters in an order of its own, and nothing says who made them, until the fork
-    is decided.
+    is decided. ``seen`` is the last event of the ledger that it takes into account.
     """
 
     served: ServedWorkspace
     report: ForkReport
     is_blind: bool = False
+    seen: int = 0
 
     @property
     def is_hidden(self) -> bool:
@@ -146,7 +148,7 @@ class ForkView:
     @property
     def events(self) -> str:
         """The address of the fork's events."""
-        return f"/events/{self.served.key}/{self.report.fork.id}"
+        return f"/events/{self.served.key}/{self.report.fork.id}?after={self.seen}"
 
     @cached_property
     def attempts(self) -> tuple[AttemptReport, ...]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["DiffOptions", "find_image", "read_comparison", "render_changes", "render_window"]
 
 _FIRST_ROWS = 60
-_ROWS = 80
+_ROWS = 60
 _OPEN_FILES = 12
 _OPEN_ROWS = 1500
 _MOST_FILES = 3000

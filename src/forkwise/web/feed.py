@@ -32,10 +32,11 @@ _SETTLE_S = 0.05  # to send several changes at once
 
 @dataclass(eq=False)
 class _Listener:
-    """One open page. ``fork`` is what it shows; None is the list of all forks."""
+    """One open page. ``fork`` is what it shows; None is the list of all forks. ``after`` is the last event in it."""
 
     loop: asyncio.AbstractEventLoop
     fork: str | None
+    after: int = -1
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     names: set[str] = field(default_factory=set)
 
@@ -57,9 +58,9 @@ class EventFeed:
         for watcher in self._watchers.values():
             watcher.close()
 
-    async def follow(self, key: str | None = None, fork: str | None = None) -> AsyncIterator[str]:
-        """Yield the messages for one page: of one fork, or of all workspaces."""
-        listener = _Listener(asyncio.get_running_loop(), fork)
+    async def follow(self, key: str | None = None, fork: str | None = None, after: int = -1) -> AsyncIterator[str]:
+        """Yield the messages for one page, of one fork or of all workspaces, that shows events up to ``after``."""
+        listener = _Listener(asyncio.get_running_loop(), fork, after)
         watchers = [one for name, one in self._watchers.items() if key in (None, name)]
         for watcher in watchers:
             watcher.add(listener)
@@ -137,7 +138,7 @@ class _Watcher:
                 if events:
                     seen = events[-1].seq
                     self._tell({event.fork for event in events}, "fork")
-                self._welcome()
+                self._welcome(seen)
                 if time.monotonic() - looked > _PROGRESS_S:
                     looked = time.monotonic()
                     found = self._look()
@@ -146,12 +147,13 @@ class _Watcher:
                     progress = found
             watch.wait(_PACE_S, _PROGRESS_S)
 
-    def _welcome(self) -> None:
-        """Tell new listeners to look once more: something may have changed after their page was made."""
+    def _welcome(self, seen: int) -> None:
+        """Tell new listeners to look once more, if something changed after their page was made."""
         with self._lock:
             listeners, self._new = self._new, set()
         for listener in listeners:
-            _wake(listener, "fork")
+            if listener.after != seen:
+                _wake(listener, "fork")
 
     def _look(self) -> dict[str, object]:
         """Return what is not an event: the progress of attempts, and whether a fork's process lives."""

@@ -214,8 +214,9 @@ class _Site:
         key, fork = request.path_params.get("key"), request.path_params.get("fork")
         if key is not None and fork is not None:
             await run_in_threadpool(self._catalogue.open_fork, key, fork)
+        after = _read_number(request.query_params, "after") if "after" in request.query_params else -1
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._feed.follow(key, fork), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._feed.follow(key, fork, after), media_type="text/event-stream", headers=headers)
 
     async def send_asset(self, request: Request) -> Response:
         found = load_assets().get(request.path_params["name"])
@@ -368,7 +369,7 @@ class _Site:
 
 
 def _answer_panel(request: Request, panel: str) -> Response:
-    """OutcomeButton with a part of a page, or with nothing if the page has it already."""
+    """Answer with a part of a page, or with nothing if the page has it already."""
     version = request.query_params.get("version")
     if version and f'data-version="{version}"' in panel[:2000]:
         return Response(status_code=204)
