@@ -98,10 +98,11 @@ $(DIST): $(DEV)
 dist: $(DIST)  ## build the wheel and the sdist in dist/, and try the wheel in a clean environment
 	@$(BIN)/python -m tools.dist
 
-screenshots: $(DEV) $(INTEGRATION)/.installed  ## redraw the pictures of panels and pages in docs/images
+screenshots: $(DEV) $(INTEGRATION)/.installed  ## redraw the pictures of panels and pages, those in docs/images and those that tests compare
 	PYDANTIC_AI_NO_BANNER=1 $(BIN)/python -m tools.screenshots docs/images
 	$(BIN)/python -m tools.screenshots.report_page docs/images
 	$(INTEGRATION)/bin/python -m tools.screenshots.web_page docs/images
+	FORKWISE_RECORD_PICTURES=1 $(INTEGRATION)/bin/python -m pytest -q -m integration tests/web/test_pictures.py
 
 vendor:  ## fetch the files of other projects that the web page needs again, and check their hashes
 	@scripts/vendor
