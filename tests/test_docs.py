@@ -29,6 +29,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,8 @@ def project(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         branch.abort()
 
 
-# The local model, and whole explorations with real test suites.
-LONG_PAGES = ("docs/cookbook.md", "docs/local-model.md", "docs/tutorial.md")
+# The local model, whole explorations with real test suites, and other frameworks.
+LONG_PAGES = ("docs/cookbook.md", "docs/frameworks.md", "docs/local-model.md", "docs/tutorial.md")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,8 @@ LONG_PAGES = ("docs/cookbook.md", "docs/local-model.md", "docs/tutorial.md")
 def test_examples_work_as_written(page: Path, project: Path) -> None:
     if page.name == "local-model.md":
         need_local_model()
+    if page.name == "frameworks.md":
+        warnings.simplefilter("ignore")  # those of other people's code
     if page.name in LAYERED_PAGES:
         need_recorded_changes(project)
     names: dict[str, Any] = {"__name__": "example"}

@@ -32,8 +32,10 @@ _COPY = re.compile(r"[0-9a-f]{12}\Z", re.ASCII)
 
 __all__ = [
     "ShelvedBranch",
+    "copy_saved",
     "drop_copy",
     "is_duplicable",
+    "list_copies",
     "restore_copy",
     "save_copy",
     "shelve",
@@ -172,6 +174,26 @@ def drop_copy(branch: Branch, name: str) -> None:
         return
     with suppress(FileNotFoundError):
         discard(branch.state_dir, f"{_copies(branch)}/{name}")
+
+
+def list_copies(branch: Branch) -> set[str]:
+    """Return the names of a branch's saved copies."""
+    try:
+        return {name for name in os.listdir(_copies(branch)) if _COPY.match(name)}
+    except FileNotFoundError:
+        return set()
+
+
+def copy_saved(source: Branch, name: str, target: Branch) -> None:
+    """Give another branch of the same parent a saved copy, under the same name."""
+    _require_duplicable(target)
+    if not _COPY.match(name):
+        raise BranchError(f"{name!r} is not the name of a saved copy", branch=source.name)
+    temporary = f"{_copies(target)}/.{name}"
+    os.makedirs(f"{temporary}/layer", mode=0o700)
+    with _open_directory(f"{_copies(source)}/{name}/layer") as saved, _open_directory(f"{temporary}/layer") as made:
+        copy_layer(saved, made)
+    os.rename(temporary, f"{_copies(target)}/{name}")
 
 
 def _copies(branch: Branch) -> str:

@@ -1,0 +1,514 @@
+"""A checkpointer and a node for LangGraph: the files are branched together with the state of a graph.
+
+Each thread has a branch of the workspace, and each of its checkpoints a saved copy of what the branch had changed. A
+node works in a branch of its own, which is committed into the thread's when the node returns and dropped when it
+raises. A run that continues from an earlier checkpoint starts with the files of that checkpoint.
+
+``ThreadFiles`` knows the files and nothing of LangGraph, which is imported when a saver is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forkwise.concurrency import call_any, finish, finish_then_cancel, run_in_thread
+from forkwise.errors import BranchError, BranchingError, BranchNotFoundError
+from forkwise.files.shelf import copy_saved, drop_copy, list_copies, restore_copy, save_copy
+from forkwise.files.workspace import Workspace
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
+    from forkwise.files.store.changes import Commit
+
+__all__ = ["ThreadFiles", "make_node", "make_saver"]
+
+FILES_KEY = "forkwise_files"
+"""The metadata of a checkpoint under which its files are named."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z", re.ASCII)
+_PATIENCE_S = 60.0  # for a checkpoint that is being saved in the background
+
+Position = dict[str, str]
+"""Checkpoint ids by the namespace of their graph: the outermost graph's is empty, those of its subgraphs follow."""
+
+
+@dataclass
+class _Mark:
+    """Where a thread's branch is: at which checkpoints, which copy that is, and which tasks were committed since."""
+
+    base: str  # the copy without any changes
+    copy: str
+    position: Position = field(default_factory=dict)
+    tasks: list[str] = field(default_factory=list)
+    landed: str | None = None  # the copy that was committed to the workspace: ``base`` has its files now
+
+    @classmethod
+    def load(cls, branch: Branch) -> _Mark | None:
+        """Read the mark of a branch; None if there is none that can be read."""
+        try:
+            with open(f"{branch.home}/langgraph.json", encoding="utf-8") as file:
+                return cls(**json.load(file))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def save(self, branch: Branch) -> None:
+        """Write the mark beside the branch, in one step."""
+        path = f"{branch.home}/langgraph.json"
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump(asdict(self), file)
+        os.rename(f"{path}.new", path)
+
+
+class ThreadFiles:
+    """The files of the threads of a graph: a branch each, and a saved copy for each checkpoint.
+
+    One process at a time may work on a thread; it can be another one than before.
+    """
+
+    def __init__(self, workspace: Workspace | str | os.PathLike[str]) -> None:
+        self.workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+        view = self.workspace.child_view()
+        if view.whole or view.native:
+            raise BranchError(
+                f"the files of checkpoints cannot be saved with the view {view.name} of {self.workspace.path}, whose "
+                "branches are whole trees; forkwise doctor says what other views need"
+            )
+        self._copies: dict[tuple[str, str, str], str | None] = {}  # by thread, namespace and checkpoint
+        self._failed: set[tuple[str, str, str]] = set()
+        self._changed = threading.Condition(threading.RLock())
+
+    # What checkpoints have
+
+    def note(self, thread: str, namespace: str, checkpoint: str, copy: str | None) -> None:
+        """Remember which copy belongs to a checkpoint; None: it was made without files."""
+        with self._changed:
+            self._copies[thread, namespace, checkpoint] = copy
+            self._changed.notify_all()
+
+    def note_failure(self, thread: str, namespace: str, checkpoint: str) -> None:
+        """Remember that a checkpoint could not be saved, so that no task waits for it."""
+        with self._changed:
+            self._failed.add((thread, namespace, checkpoint))
+            self._changed.notify_all()
+
+    def is_known(self, thread: str, namespace: str, checkpoint: str | None) -> bool:
+        """Return whether ``note`` was called for a checkpoint; for none at all it is True."""
+        return checkpoint is None or (thread, namespace, checkpoint) in self._copies
+
+    def advance(self, thread: str, namespace: str, parent: str | None, outer: Position, is_step: bool) -> str:
+        """Return the copy that belongs to a checkpoint which is about to be made.
+
+        ``parent`` is the checkpoint before it, ``outer`` are those of the graphs around it. A checkpoint that is a
+        step (``is_step``) has what the tasks since its parent changed; any other one has the files of its parent.
+        """
+        with self._changed:
+            branch, mark = self._open(thread)
+            if is_step and parent is not None and mark.position.get(namespace) == parent:
+                if mark.tasks:
+                    mark.copy, mark.tasks = save_copy(branch), []
+                    mark.save(branch)
+                return mark.copy
+            if parent is not None:
+                return self._wait_for_copy(thread, namespace, parent) or mark.base
+            if outer:
+                nearest = max(outer, key=len)
+                return self._wait_for_copy(thread, nearest, outer[nearest]) or mark.base
+            return mark.base
+
+    def settle(self, thread: str, namespace: str, parent: str | None, checkpoint: str, copy: str) -> None:
+        """Say that a checkpoint was made with the copy that ``advance`` returned."""
+        with self._changed:
+            branch, mark = self._open(thread)
+            if parent is not None and mark.position.get(namespace) == parent and mark.copy == copy and not mark.tasks:
+                mark.position = {**(mark.position if namespace else {}), namespace: checkpoint}
+                mark.save(branch)
+            self.note(thread, namespace, checkpoint, copy)
+
+    # What tasks do
+
+    @contextmanager
+    def task_branch(self, thread: str, position: Position, task: str) -> Iterator[Branch]:
+        """Yield a branch for a task that continues from ``position``; commit it into the thread's, or drop it."""
+        branch = self.begin_task(thread, position, task)
+        try:
+            yield branch
+        except BaseException:
+            self.drop_task(branch)
+            raise
+        self.end_task(thread, task, branch)
+
+    def begin_task(self, thread: str, position: Position, task: str) -> Branch:
+        """Return a new branch of the thread's, whose files are those of ``position``."""
+        with self._changed:
+            namespace = max(position, key=len)
+            copy = self._wait_for_copy(thread, namespace, position[namespace])
+            parent, mark = self._open(thread)
+            if task in mark.tasks or not self._continues(mark, position):
+                self._go_to(parent, mark, position, copy)
+            mark.position |= position
+            mark.save(parent)
+            return parent.branch(f"task-{_shorten(task)}", None, None)
+
+    def end_task(self, thread: str, task: str, branch: Branch) -> None:
+        """Commit what a task changed into its thread's branch. Raises ConflictError if another one changed the same."""
+        with self._changed:
+            try:
+                if not branch.delta():
+                    branch.abort()
+                    return
+                parent, mark = self._open(thread)
+                mark.tasks.append(task)  # before the commit: a kill in between must not lose the note
+                mark.save(parent)
+                if branch.status == "stale":
+                    branch.rebase()
+                branch.commit()
+            except BaseException:
+                self.drop_task(branch)
+                raise
+
+    def drop_task(self, branch: Branch) -> None:
+        """Drop what a task changed."""
+        with self._changed, suppress(BranchNotFoundError):
+            if branch.status not in ("committed", "aborted"):
+                branch.abort()
+
+    def _continues(self, mark: _Mark, position: Position) -> bool:
+        """Return whether the thread's branch is at ``position``, or ahead of it by tasks of the same step."""
+        return "" in mark.position and all(mark.position.get(name, id_) == id_ for name, id_ in position.items())
+
+    def _go_to(self, branch: Branch, mark: _Mark, position: Position, copy: str | None) -> None:
+        wanted = mark.base if copy in (None, mark.landed) else str(copy)
+        if wanted != mark.copy or mark.tasks:
+            try:
+                restore_copy(branch, wanted)
+            except BranchError as error:
+                raise BranchError(
+                    f"the files of the checkpoint {position} cannot be restored: {error}. Files that were committed to "
+                    "the workspace are only those of the last checkpoint; runs that go on from different checkpoints "
+                    "at once need a thread each (fork_thread)",
+                    branch=branch.name,
+                ) from error
+        mark.copy, mark.position, mark.tasks = wanted, dict(position), []
+
+    # Threads
+
+    def branch(self, thread: str) -> Branch:
+        """Return the branch of a thread, to look at; nodes work in branches of it."""
+        with self._changed:
+            return self._open(thread)[0]
+
+    def commit(self, thread: str, namespace: str = "", checkpoint: str | None = None, **options: Any) -> Commit:
+        """Commit a thread's files to the workspace: those of its last checkpoint, or of another one.
+
+        ``options`` are those of ``Branch.commit``. The thread can go on; its earlier checkpoints have no files then.
+        """
+        with self._changed:
+            branch, mark = self._open(thread)
+            if checkpoint is not None and mark.position.get(namespace) != checkpoint:
+                self._go_to(branch, mark, {namespace: checkpoint}, self._wait_for_copy(thread, namespace, checkpoint))
+            elif mark.tasks:
+                restore_copy(branch, mark.copy)
+            mark.tasks = []
+            mark.save(branch)
+            done = branch.commit(**options)
+            landed = mark.copy
+            branch, new = self._open(thread)
+            new.position, new.landed = mark.position, landed
+            new.save(branch)
+            return done
+
+    def fork_thread(self, thread: str, namespace: str, checkpoint: str, target: str) -> str:
+        """Give another thread, which has no branch yet, the files of a checkpoint; return the copy it starts from."""
+        with self._changed:
+            source, mark = self._open(thread)
+            copy = self._wait_for_copy(thread, namespace, checkpoint)
+            if os.path.exists(self.workspace.state_dir.home(_name(target))):
+                raise BranchError(f"the thread {target} has files already: choose another name", branch=_name(target))
+            branch, new = self._open(target)
+            if copy not in (None, mark.base, mark.landed):
+                copy_saved(source, str(copy), branch)
+                restore_copy(branch, str(copy))
+                new.copy = str(copy)
+                new.save(branch)
+            return new.copy
+
+    def delete(self, thread: str) -> None:
+        """Drop the branch of a thread with all its copies."""
+        with self._changed:
+            self._copies = {key: copy for key, copy in self._copies.items() if key[0] != thread}
+            with suppress(BranchNotFoundError):
+                self.workspace.open(_name(thread)).abort()
+
+    def collect(self, thread: str, used: set[str]) -> None:
+        """Drop the saved copies of a thread that no checkpoint uses any more."""
+        with self._changed:
+            branch, mark = self._open(thread)
+            for name in list_copies(branch) - used - {mark.base, mark.copy}:
+                drop_copy(branch, name)
+
+    def _wait_for_copy(self, thread: str, namespace: str, checkpoint: str) -> str | None:
+        """Return the copy of a checkpoint, which may be saved in the background just now."""
+        key = (thread, namespace, checkpoint)
+        if not self._changed.wait_for(lambda: key in self._copies or key in self._failed, _PATIENCE_S):
+            raise BranchError(
+                f"the checkpoint {checkpoint} of thread {thread} was not saved within {_PATIENCE_S:.0f} seconds: its "
+                "files are unknown"
+            )
+        if key in self._failed:
+            raise BranchError(f"the checkpoint {checkpoint} of thread {thread} could not be saved")
+        return self._copies[key]
+
+    def _open(self, thread: str) -> tuple[Branch, _Mark]:
+        """Open the branch of a thread, or create it."""
+        name = _name(thread)
+        try:
+            branch = self.workspace.open(name)
+        except BranchNotFoundError:
+            branch = self.workspace.branch(name, None, None)
+        mark = _Mark.load(branch)
+        if mark is None:
+            base = save_copy(branch)
+            mark = _Mark(base, base)
+            mark.save(branch)
+            branch.keep()  # with its mark: another process can go on
+        return branch, mark
+
+
+def _name(thread: str) -> str:
+    return f"langgraph-{_shorten(thread)}"
+
+
+def _shorten(text: str) -> str:
+    """Return a plain name for any text, itself if it is one."""
+    return text if _PLAIN.match(text) else f"x{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:24]}"
+
+
+def make_saver(workspace: Workspace | str | os.PathLike[str], saver: Any = None) -> Any:
+    """Return a checkpointer that keeps a thread's files with its checkpoints: ``compile(checkpointer=…)``.
+
+    ``saver`` stores the checkpoints themselves, in memory by default. In a node, ``with saver.branch(config) as
+    branch`` (or ``async with saver.abranch(config)``) is the branch to work in. ``saver.commit(config)`` commits the
+    files of a thread to the workspace, ``saver.fork_thread(config, thread_id)`` starts another thread from a
+    checkpoint. Raises ImportError without LangGraph, and BranchError if branches are whole trees here.
+    """
+    from langgraph.checkpoint.base import BaseCheckpointSaver, get_checkpoint_id
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.config import get_config
+
+    inner = InMemorySaver() if saver is None else saver
+    files = ThreadFiles(workspace)
+
+    def read_position(config: Any) -> tuple[str, Position, str]:
+        values = (get_config() if config is None else config).get("configurable", {})
+        position, task = values.get("checkpoint_map"), values.get("__pregel_task_id")
+        if not position or not task:
+            raise BranchError("there is no branch outside of a node: pass the config that LangGraph gives to the node")
+        if values.get("__pregel_durability") == "exit":
+            raise BranchError(
+                "with durability='exit' no checkpoints are saved between steps, so files cannot follow them: use "
+                "'async' or 'sync'"
+            )
+        return values["thread_id"], position, task
+
+    def note(found: Any) -> Any:
+        if found is not None:
+            values = found.config["configurable"]
+            copy = (found.metadata or {}).get(FILES_KEY)
+            files.note(values["thread_id"], values.get("checkpoint_ns", ""), values["checkpoint_id"], copy)
+        return found
+
+    def prepare(config: Any, metadata: Any) -> tuple[str, str, str | None, Any]:
+        values = config["configurable"]
+        thread, namespace, parent = values["thread_id"], values.get("checkpoint_ns", ""), get_checkpoint_id(config)
+        if not files.is_known(thread, namespace, parent) and note(inner.get_tuple(config)) is None:
+            files.note(thread, namespace, str(parent), None)
+        outer = {name: id_ for name, id_ in (metadata.get("parents") or {}).items() if name != namespace}
+        copy = files.advance(thread, namespace, parent, outer, metadata.get("source") == "loop")
+        return thread, namespace, parent, {**metadata, FILES_KEY: copy}
+
+    @contextmanager
+    def report_failure(config: Any, checkpoint: Any) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            values = config["configurable"]
+            files.note_failure(values["thread_id"], values.get("checkpoint_ns", ""), checkpoint["id"])
+            raise
+
+    class BranchSaver(BaseCheckpointSaver):  # type: ignore[misc]  # Any without the package
+        """Checkpoints of another saver, with the files that belong to them."""
+
+        def __init__(self) -> None:
+            super().__init__(serde=inner.serde)
+            self.files = files
+
+        @property
+        def config_specs(self) -> list[Any]:
+            return list(inner.config_specs)
+
+        def get_next_version(self, current: Any, channel: Any) -> Any:
+            return inner.get_next_version(current, channel)
+
+        # Reading
+
+        def get_tuple(self, config: Any) -> Any:
+            return note(inner.get_tuple(config))
+
+        async def aget_tuple(self, config: Any) -> Any:
+            return note(await inner.aget_tuple(config))
+
+        def list(self, config: Any, **options: Any) -> Iterator[Any]:
+            return map(note, inner.list(config, **options))
+
+        async def alist(self, config: Any, **options: Any) -> AsyncIterator[Any]:
+            async for found in inner.alist(config, **options):
+                yield note(found)
+
+        def get_delta_channel_history(self, *, config: Any, channels: Any) -> Any:
+            return inner.get_delta_channel_history(config=config, channels=channels)
+
+        async def aget_delta_channel_history(self, *, config: Any, channels: Any) -> Any:
+            return await inner.aget_delta_channel_history(config=config, channels=channels)
+
+        # Writing
+
+        def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+            with report_failure(config, checkpoint):
+                thread, namespace, parent, data = prepare(config, metadata)
+                done = inner.put(config, checkpoint, data, new_versions)
+                files.settle(thread, namespace, parent, checkpoint["id"], data[FILES_KEY])
+            return done
+
+        async def aput(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+            with report_failure(config, checkpoint):
+                thread, namespace, parent, data = await run_in_thread(prepare, config, metadata)
+                done = await inner.aput(config, checkpoint, data, new_versions)
+                await run_in_thread(files.settle, thread, namespace, parent, checkpoint["id"], data[FILES_KEY])
+            return done
+
+        def put_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+            inner.put_writes(config, writes, task_id, task_path)
+
+        async def aput_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+            await inner.aput_writes(config, writes, task_id, task_path)
+
+        def delete_thread(self, thread_id: str) -> None:
+            inner.delete_thread(thread_id)
+            files.delete(thread_id)
+
+        async def adelete_thread(self, thread_id: str) -> None:
+            await inner.adelete_thread(thread_id)
+            await run_in_thread(files.delete, thread_id)
+
+        # Files
+
+        @contextmanager
+        def branch(self, config: Any = None) -> Iterator[Branch]:
+            """Yield the branch of a node; it becomes part of the thread's files if the block ends normally."""
+            with files.task_branch(*read_position(config)) as branch:
+                yield branch
+
+        @asynccontextmanager
+        async def abranch(self, config: Any = None) -> AsyncIterator[Branch]:
+            """Yield the branch of an asynchronous node."""
+            thread, position, task = read_position(config)
+            start = run_in_thread(files.begin_task, thread, position, task)
+            try:
+                branch = await finish_then_cancel(start)
+            except asyncio.CancelledError:
+                if not start.cancelled() and start.exception() is None:
+                    await finish(run_in_thread(files.drop_task, start.result()))
+                raise
+            try:
+                yield branch
+            except BaseException:
+                await finish(run_in_thread(files.drop_task, branch))
+                raise
+            await finish_then_cancel(run_in_thread(files.end_task, thread, task, branch))
+
+        def commit(self, config: Any, **options: Any) -> Commit:
+            """Commit the files of a thread, or of the checkpoint that ``config`` names, to the workspace."""
+            values = config["configurable"]
+            namespace, checkpoint = values.get("checkpoint_ns", ""), get_checkpoint_id(config)
+            if checkpoint is not None and self.get_tuple(config) is None:
+                raise BranchError(f"thread {values['thread_id']} has no checkpoint {checkpoint}")
+            return files.commit(values["thread_id"], namespace, checkpoint, **options)
+
+        def fork_thread(self, config: Any, thread_id: str) -> Any:
+            """Start another thread from a checkpoint, with its state and its files; return the new thread's config."""
+            found = self.get_tuple(config)
+            if found is None:
+                raise BranchError(f"there is no such checkpoint: {config['configurable']}")
+            values = found.config["configurable"]
+            namespace = values.get("checkpoint_ns", "")
+            copy = files.fork_thread(values["thread_id"], namespace, values["checkpoint_id"], thread_id)
+            target = {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace}}
+            metadata = {**found.metadata, "source": "fork", FILES_KEY: copy}
+            made = inner.put(target, found.checkpoint, metadata, found.checkpoint["channel_versions"])
+            files.note(thread_id, namespace, found.checkpoint["id"], copy)
+            return {"configurable": {"thread_id": thread_id, **made["configurable"]}}
+
+        def collect_files(self, thread_id: str) -> None:
+            """Drop the saved files of checkpoints that were deleted from the inner saver."""
+            config = {"configurable": {"thread_id": thread_id}}
+            used = {(found.metadata or {}).get(FILES_KEY) for found in inner.list(config)}
+            files.collect(thread_id, {copy for copy in used if isinstance(copy, str)})
+
+    return BranchSaver()
+
+
+Try = Callable[[Any, Path], Any]
+"""One way to do a node's work: it gets the state and a directory of its own, and returns the update of the state."""
+
+
+def make_node(saver: Any, tries: Sequence[Try] | Mapping[str, Try], **options: Any) -> Any:
+    """Return a node that tries several ways side by side, each in a branch, and takes over the best one.
+
+    The files of the winner become the thread's, and its update becomes the node's. ``options`` are those of
+    ``BestOfN``, such as ``evaluate=Tests("pytest -q")`` or ``judge``. Raises BranchingError in the node if no way
+    succeeds.
+    """
+    from langchain_core.runnables import RunnableLambda
+
+    from forkwise.concurrency import run_sync
+    from forkwise.explore.best_of_n import BestOfN
+
+    ways = list(tries.values() if isinstance(tries, Mapping) else tries)
+
+    async def explore(state: Any, branch: Branch) -> Any:
+        updates: dict[int, Any] = {}
+
+        def build(index: int, way: Try) -> Any:
+            async def attempt(directory: Path) -> bool:
+                updates[index] = await call_any(way, state, directory)
+                return True
+
+            return attempt
+
+        outcome = await BestOfN([build(index, way) for index, way in enumerate(ways)], **options).run(branch)
+        if outcome.winner is None or not outcome.committed:
+            reasons = "; ".join(f"{result.branch_index + 1}: {result.reason}" for result in outcome.all_results)
+            raise BranchingError(f"none of {len(ways)} ways succeeded: {reasons or outcome.note}")
+        return updates[outcome.winner.branch_index]
+
+    def run(state: Any, config: Any) -> Any:
+        with saver.branch(config) as branch:
+            return run_sync(explore(state, branch), alone=True)
+
+    async def arun(state: Any, config: Any) -> Any:
+        async with saver.abranch(config) as branch:
+            return await explore(state, branch)
+
+    # The names are read by LangChain: a parameter called config gets the config.
+    run.__annotations__ = arun.__annotations__ = {}
+    return RunnableLambda(run, afunc=arun, name="fork")
