@@ -35,6 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.util._once import Once
 from tools.docs_examples import parse_blocks, run_console
 
 from forkwise import Workspace
@@ -111,9 +113,12 @@ LONG_PAGES = ("docs/cookbook.md", "docs/frameworks.md", "docs/local-model.md", "
         for name in [str(page.relative_to(ROOT))]
     ],
 )
-def test_examples_work_as_written(page: Path, project: Path) -> None:
+def test_examples_work_as_written(page: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.name == "local-model.md":
         need_local_model()
+    if page.name == "telemetry.md":  # the process has one provider, which may be set once
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
     if page.name == "frameworks.md":
         warnings.simplefilter("ignore")  # those of other people's code
     if page.name in LAYERED_PAGES:

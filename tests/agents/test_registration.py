@@ -148,6 +148,37 @@ def test_claude_gets_a_plugin(home: Path, run: Run) -> None:
     assert [path.name for path in plugin.rglob("*") if path.is_file()] == ["undo.md"]
 
 
+@pytest.mark.parametrize("scope", ["user", "project"])
+def test_claudes_commands_have_plain_names_and_never_replace_the_users(home: Path, run: Run, scope: str) -> None:
+    commands = (Path.cwd() if scope == "project" else home) / ".claude/commands"
+    commands.mkdir(parents=True)
+    (commands / "undo.md").write_text("mine\n")
+    planned = CliRunner().invoke(forkwise_command, ["install", "claude", "-C", ".", f"--{scope}", "--dry-run"]).stdout
+    assert "commands/best-of.md" in planned
+    found = run("install", "claude", f"--{scope}")
+    assert found["notes"] == [f"{commands}/undo.md is your own, and stays: forkwise's is /forkwise:undo"]
+    assert sorted(path.name for path in commands.iterdir()) == ["best-of.md", "forks.md", "undo.md"]
+    assert run("install", "claude", f"--{scope}")["changed"] == [], "installing again changes nothing"
+    (commands / "forks.md").write_text("changed\n")
+    assert run("install", "claude", f"--{scope}")["changed"] == [], "nor is what the user changed"
+    assert (commands / "forks.md").read_text() == "changed\n"
+    run("uninstall", "claude", f"--{scope}")
+    assert sorted(path.name for path in commands.iterdir()) == ["forks.md", "undo.md"]
+    assert (commands / "undo.md").read_text() == "mine\n"
+
+
+def test_a_command_that_the_user_wrote_the_same_way_is_not_removed(home: Path, run: Run) -> None:
+    run("install", "claude")
+    text = (home / ".claude/commands/undo.md").read_text()
+    run("uninstall", "claude")
+    assert not (home / ".claude/commands").exists()
+    (home / ".claude/commands").mkdir(parents=True)
+    (home / ".claude/commands/undo.md").write_text(text)
+    run("install", "claude")
+    run("uninstall", "claude")
+    assert (home / ".claude/commands/undo.md").read_text() == text
+
+
 def test_a_server_of_that_name_that_is_not_forkwises_own_stays(home: Path, run: Run) -> None:
     file = home / ".cursor/mcp.json"
     file.parent.mkdir()

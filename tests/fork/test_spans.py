@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import StatusCode
+from opentelemetry.trace import SpanKind, StatusCode
 
-from forkwise import Speculate, Tests, TreeOfThoughts, Workspace
-from forkwise.fork import attempt as tracing
+from forkwise import Speculate, Tests, TreeOfThoughts, Workspace, telemetry
 
 
 @pytest.fixture
@@ -23,13 +23,17 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    monkeypatch.setattr(telemetry, "_find_tracer", lambda: provider.get_tracer("forkwise"))
     yield exporter
     provider.shutdown()
 
 
 def named(spans: Sequence[ReadableSpan], name: str) -> list[ReadableSpan]:
     return [span for span in spans if span.name == f"forkwise.{name}"]
+
+
+def workflows(spans: Sequence[ReadableSpan]) -> list[ReadableSpan]:
+    return [span for span in spans if span.name.startswith("invoke_workflow ")]
 
 
 def above(span: ReadableSpan, spans: Sequence[ReadableSpan]) -> ReadableSpan | None:
@@ -52,22 +56,34 @@ def test_spans_lie_in_each_other(exported: InMemorySpanExporter, workspace: Work
         "forkwise.attempt",
         "forkwise.baseline",
         "forkwise.commit",
-        "forkwise.fork",
         "forkwise.test",
+        "invoke_workflow speculate",
     ]
-    [fork] = named(spans, "fork")
+    [fork] = workflows(spans)
     [test] = named(spans, "test")
     [commit] = named(spans, "commit")
     attempts = {s.attributes["forkwise.id"]: s for s in named(spans, "attempt") if s.attributes}
     assert set(attempts) == {r.attempt for r in outcome.all_results}
     assert fork.parent is None
-    assert fork.attributes == {"forkwise.kind": "speculate"}
+    assert fork.attributes == {
+        "gen_ai.operation.name": "invoke_workflow",
+        "gen_ai.workflow.name": "speculate",
+    }
     assert all(above(span, spans) is fork for span in [*attempts.values(), commit])
     first, second = (attempts[r.attempt] for r in outcome.all_results)
     assert above(test, spans) is first
     assert test.attributes is not None
     assert test.attributes["forkwise.attempt"] == outcome.all_results[0].attempt
     assert commit.attributes == {"forkwise.fork": outcome.fork, "forkwise.attempt": outcome.all_results[0].attempt}
+    [event] = first.events
+    assert event.name == "gen_ai.evaluation.result"
+    assert event.attributes == {
+        "gen_ai.evaluation.name": "tests",
+        "gen_ai.evaluation.score.label": "pass",
+        "gen_ai.evaluation.score.value": 1.0,
+        "gen_ai.evaluation.explanation": outcome.all_results[0].tests.summary,  # type: ignore[union-attr]
+    }
+    assert not second.events
     assert first.status.status_code is StatusCode.UNSET
     assert (second.status.status_code, second.status.description) == (StatusCode.ERROR, "it returned False")
     for inner in (first, second, commit):
@@ -86,7 +102,7 @@ def test_spans_of_explorations_inside_attempts(exported: InMemorySpanExporter, w
         exported.clear()
         assert Speculate([work])(workspace).committed
         spans = exported.get_finished_spans()
-        inner, around = named(spans, "fork")
+        inner, around = workflows(spans)
         attempt = above(inner, spans)
         assert attempt is not None
         assert attempt.name == "forkwise.attempt"
@@ -96,18 +112,105 @@ def test_spans_of_explorations_inside_attempts(exported: InMemorySpanExporter, w
 
 def test_spans_lie_in_the_callers(exported: InMemorySpanExporter, workspace: Workspace) -> None:
     async def main() -> None:
-        with tracing.span("mine"):
+        with telemetry.span("mine"):
             await TreeOfThoughts([good], expand=lambda *_: [good], max_depth=2).run(workspace)
 
     asyncio.run(main())
     spans = exported.get_finished_spans()
     [mine] = named(spans, "mine")
-    [fork] = named(spans, "fork")
+    [fork] = workflows(spans)
     assert above(fork, spans) is mine
     assert len(named(spans, "attempt")) == 2
     assert len(named(spans, "commit")) == 2, "into the branch, and from there into the workspace"
 
 
+def test_a_judges_verdicts_and_questions(exported: InMemorySpanExporter, workspace: Workspace) -> None:
+    from pydantic_ai.models.test import TestModel
+
+    from forkwise import BestOfN, ModelJudge
+
+    def write(path: Path, number: int) -> bool:
+        (path / f"{number}").write_text("x")
+        return True
+
+    judge = ModelJudge(TestModel(custom_output_args={"better": "A", "confidence": 1.0, "reason": "first"}))
+    BestOfN(write, 2, judge=judge)(workspace)
+    spans = exported.get_finished_spans()
+    chats = [span for span in spans if span.name == "chat test"]
+    [verdict] = named(spans, "judge")
+    assert len(chats) == 2
+    for chat in chats:
+        assert above(chat, spans) is verdict
+        assert chat.kind is SpanKind.CLIENT
+        values = dict(chat.attributes or {})
+        assert values.pop("gen_ai.usage.input_tokens", 0) > 0
+        assert values.pop("gen_ai.usage.output_tokens", 0) > 0
+        assert values == {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": "test",
+            "gen_ai.provider.name": "test",
+        }
+    labels = [(event.attributes or {})["gen_ai.evaluation.score.label"] for event in verdict.events]
+    assert labels == ["tie", "tie"], "a judge that always takes the first one contradicts itself"
+
+
+def test_an_agents_attempt_is_its_invocation(exported: InMemorySpanExporter, workspace: Workspace) -> None:
+    from forkwise.agents.stream import AgentStream
+    from forkwise.fork.candidate import Candidate
+
+    line = (
+        '{"type":"result","subtype":"success","is_error":false,"result":"done","session_id":"s","total_cost_usd":0.5,'
+        '"usage":{"input_tokens":7,"output_tokens":3}}'
+    )
+    agent = Candidate(
+        "claude",
+        argv=("sh", "-c", f"touch made; echo '{line}'"),
+        agent="claude",
+        provider="anthropic",
+        read_output=lambda directory: AgentStream("claude", directory),
+    )
+    assert Speculate([agent])(workspace).committed
+    [invocation] = [span for span in exported.get_finished_spans() if span.name == "invoke_agent claude"]
+    values = dict(invocation.attributes or {})
+    assert values.pop("forkwise.id")
+    assert values == {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": "claude",
+        "gen_ai.provider.name": "anthropic",
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.usage.output_tokens": 3,
+        "forkwise.cost.usd": 0.5,
+        "forkwise.label": "claude",
+    }
+
+
+def test_errors_have_a_type_and_explanations_are_bounded(exported: InMemorySpanExporter) -> None:
+    def work() -> None:
+        with telemetry.operation_span("execute_tool", "fork", {"tool.call.id": None}) as span:
+            telemetry.record_evaluation(span, "judge", score=None, label="x", explanation="y" * 10_000)
+            raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        work()
+    [span] = exported.get_finished_spans()
+    assert span.attributes == {"gen_ai.operation.name": "execute_tool", "error.type": "KeyError"}
+    [event] = [event for event in span.events if event.name == "gen_ai.evaluation.result"]
+    assert len(str((event.attributes or {})["gen_ai.evaluation.explanation"])) == 500
+
+
 def test_without_a_provider_there_is_nothing_to_see(workspace: Workspace) -> None:
-    with tracing.span("nothing") as span:
+    with telemetry.span("nothing") as span:
         assert not span.is_recording()
+    telemetry.mark_failed(span, "x")
+    telemetry.record_evaluation(span, "tests", score=1.0, label="pass")
+
+
+def test_nothing_is_loaded_without_a_provider() -> None:
+    code = """
+import sys
+from forkwise import telemetry
+with telemetry.operation_span("chat", "m", {}, carrier={"traceparent": "x"}) as span, telemetry.span("x"):
+    telemetry.record_evaluation(telemetry.current_span(), "tests", score=1.0, label="pass")
+assert not [name for name in sys.modules if name.startswith("opentelemetry")]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -42,6 +42,7 @@ _PLUGIN = {
     "commands/forks.md": "forks.md",
     "commands/undo.md": "undo.md",
 }
+_COMMANDS = ("best-of.md", "forks.md", "undo.md")  # a plugin's own are called /forkwise:best-of and so on
 _TOML_TIMEOUT_S = 60
 
 
@@ -189,8 +190,22 @@ def plan_install(client: str, scope: Scope, root: Path, options: Sequence[str] =
             texts.read(path)
             texts.write(path, content)
             change.entries[f"{path}"] = {"plugin": True}
+        for path, content in _list_commands(scope, root):
+            _plan_command(path, content, known, texts, change)
     change.edits = texts.list_edits()
     return change
+
+
+def _plan_command(
+    path: Path, content: str, known: Mapping[str, Mapping[str, Any]], texts: _Texts, change: Registration
+) -> None:
+    """Plan a command under its plain name, unless the user has one of that name."""
+    found = texts.read(path)
+    if found is None or found == known.get(str(path), {}).get("inserted"):
+        texts.write(path, content)
+        change.entries[str(path)] = {"inserted": content}
+    else:
+        change.notes.append(f"{path} is your own, and stays: forkwise's is /{_NAME}:{path.stem}")
 
 
 def plan_uninstall(client: str, scope: Scope, root: Path) -> Registration:
@@ -219,6 +234,12 @@ def plan_uninstall(client: str, scope: Scope, root: Path) -> Registration:
             if found == content or (found is not None and path.name == "plugin.json"):
                 texts.write(path, None)
             elif found is not None:
+                change.notes.append(f"{path} was changed since, and stays")
+        for path, _ in _list_commands(scope, root):
+            found = texts.read(path)
+            if found is not None and found == known.get(str(path), {}).get("inserted"):
+                texts.write(path, None)
+            elif found is not None and str(path) in known:
                 change.notes.append(f"{path} was changed since, and stays")
     change.edits = texts.list_edits()
     return change
@@ -345,9 +366,20 @@ def _is_strict(text: str) -> bool:
     return True
 
 
+def _find_claude_folder(scope: Scope, root: Path) -> Path:
+    return root / ".claude" if scope == "project" else _home("CLAUDE_CONFIG_DIR", "~/.claude")
+
+
+def _list_commands(scope: Scope, root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the commands for Claude Code under their plain names, with their content."""
+    for name in _COMMANDS:
+        content = (files("forkwise.agents") / "claude_plugin" / name).read_text(encoding="utf-8")
+        yield _find_claude_folder(scope, root) / "commands" / name, content
+
+
 def _list_plugin(scope: Scope, root: Path) -> Iterator[tuple[Path, str]]:
     """Yield the files of the plugin for Claude Code, with their content."""
-    folder = root / ".claude" if scope == "project" else _home("CLAUDE_CONFIG_DIR", "~/.claude")
+    folder = _find_claude_folder(scope, root)
     source = files("forkwise.agents") / "claude_plugin"
     for path, name in _PLUGIN.items():
         content = (source / name).read_text(encoding="utf-8")

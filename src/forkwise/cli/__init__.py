@@ -51,7 +51,9 @@ def main() -> None:
         print_candidates(words[1:])
         return
     from forkwise.cli import stop_signal
+    from forkwise.telemetry import allow_export
 
+    allow_export()
     try:
         stop_signal.raise_on_stop_signals()
         _run(words)

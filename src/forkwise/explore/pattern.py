@@ -21,15 +21,16 @@ from forkwise.errors import BranchError, BranchingError, ForkwiseWarning, Retest
 from forkwise.explore.stop_rule import StopRule, StopWhen, build_stop_rules
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
-from forkwise.fork.attempt import Attempt, span
 from forkwise.fork.candidate import Candidate, Subject, describe_error
 from forkwise.fork.evaluation import DEFAULT_CRITERION, Evaluate, Evaluator, evaluator
 from forkwise.fork.fork import Fork, ForkSettings, parent_of
 from forkwise.fork.runner import InProcessRunner, Runner, SandboxRunner
 from forkwise.git.ignore_rules import check_ignore
+from forkwise.telemetry import operation_span
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit, OnConflict
+    from forkwise.fork.attempt import Attempt
     from forkwise.fork.execute import ProviderRules, SpendLimits
     from forkwise.git.ignore_rules import Ignore
     from forkwise.testing.report import TestReport
@@ -524,7 +525,10 @@ class Pattern(ABC):
     ) -> SpeculationOutcome:
         """Run the pattern. ``resume`` is the id of an interrupted fork to continue; ``observer`` gets callbacks."""
         parent = await run_in_thread(parent_of, workspace)
-        with span("fork", kind=self._kind), preserve_cwd(parent.state_dir.state):
+        with (
+            operation_span("invoke_workflow", self._kind, {"workflow.name": self._kind}),
+            preserve_cwd(parent.state_dir.state),
+        ):
             fork = Fork(parent, self._kind, self.settings, spec=self._spec, resume=resume)
             holds = self.settings.keep and not self._commits
             async with Search(fork, observer, holds=holds, stop_rules=self._stop_rules) as search:

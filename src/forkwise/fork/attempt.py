@@ -1,7 +1,7 @@
 """Attempt: one candidate in a branch, with its state, its result and its feedback for a later attempt.
 
-Also here because every attempt needs them: OpenTelemetry spans, the patterns that run inside an attempt, and the
-directory through which a command exchanges files with forkwise.
+Also here because every attempt needs them: the patterns that run inside an attempt, and the directory through which a
+command exchanges files with forkwise.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -22,8 +21,6 @@ from forkwise.errors import ForkResolvedError
 from forkwise.fork.candidate import Candidate, OutputReader, error_as_data
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
     from forkwise.files.branch import Branch
     from forkwise.fork.evaluation import Evaluator
     from forkwise.fork.fork import Fork
@@ -36,39 +33,8 @@ __all__ = [
     "current_attempt",
     "feedback_of",
     "make_exchange_directory",
-    "mark_failed",
     "read_regular_file",
-    "span",
 ]
-
-
-_TRACE = "opentelemetry.trace"
-_PROVIDER = "OTEL_PYTHON_TRACER_PROVIDER"  # names a provider that OpenTelemetry loads by itself
-
-
-@contextmanager
-def span(name: str, **attributes: str | int | float) -> Iterator[Span | None]:
-    """Trace the block as a span; ``attributes`` get the prefix ``forkwise.``.
-
-    Without a program that uses OpenTelemetry there is nothing to trace, and its modules are not loaded.
-    """
-    if _TRACE not in sys.modules and _PROVIDER not in os.environ:
-        yield None
-        return
-    from opentelemetry import trace  # noqa: PLC0415 - few programs use it
-
-    with trace.get_tracer("forkwise").start_as_current_span(
-        f"forkwise.{name}", attributes={f"forkwise.{key}": value for key, value in attributes.items()}
-    ) as active_span:
-        yield active_span
-
-
-def mark_failed(active_span: Span | None, reason: str | None) -> None:
-    """Set the status of ``active_span``, if there is one, to an error with ``reason``."""
-    if active_span is not None:
-        from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - as above
-
-        active_span.set_status(Status(StatusCode.ERROR, reason))
 
 
 _PATIENCE = 5.0  # seconds for nested runs to end; mostly they kill processes

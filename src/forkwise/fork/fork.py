@@ -10,7 +10,7 @@ import asyncio
 import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from forkwise.files.store import trash
 from forkwise.files.store.state import is_ordinary
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_paths import conclude_agent_paths
-from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
+from forkwise.fork.attempt import Attempt, current_attempt
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.execute import (
     ProviderLimit,
@@ -47,6 +47,7 @@ from forkwise.git.repository_change import read_head_commit
 from forkwise.ledger.logs import remove_log
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.linux.process_id import ProcessId
+from forkwise.telemetry import mark_failed, operation_span, record_usage, span
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Parent
@@ -470,8 +471,10 @@ class Fork:
                         return
                     await self.find_limit(attempt).enter(attempt.id)
                 attempt.make_current()
-                with span("attempt", id=attempt.id, label=attempt.candidate.label) as made:
+                with _trace_attempt(attempt) as made:
                     await self._execute(attempt, record.branch)
+                    if made.is_recording() and attempt.reader is not None:
+                        record_usage(made, attempt.reader.find_cost())
                     if not attempt.success:
                         mark_failed(made, attempt.reason)
         except asyncio.CancelledError as error:
@@ -770,3 +773,12 @@ def _is_decided_elsewhere(fork: Fork) -> bool:
         record = fork.ledger.fork(fork.id)
         return record.is_over or record.owner not in (ProcessId.current(), ProcessId.nobody())
     return False
+
+
+def _trace_attempt(attempt: Attempt) -> AbstractContextManager[Any]:
+    """Trace an attempt: by a coding agent as the invocation of that agent, any other as an attempt."""
+    candidate = attempt.candidate
+    if candidate.agent is None:
+        return span("attempt", id=attempt.id, label=candidate.label)
+    facts = {"agent.name": candidate.agent, "provider.name": candidate.provider}
+    return operation_span("invoke_agent", candidate.agent, facts, id=attempt.id, label=candidate.label)

@@ -45,6 +45,7 @@ from forkwise.live.judging.panel import (
 )
 from forkwise.live.judging.verdict import BranchOutcome, ConfidenceSignals, JudgeVerdict, ResolveOutcome
 from forkwise.live.merge import is_mergeable
+from forkwise.telemetry import record_evaluation, span
 
 if TYPE_CHECKING:
     from forkwise.live.branch_runtime import BranchRuntime
@@ -212,7 +213,11 @@ async def decide(
     picks of the same judges were kept, which ``calibrations`` say. A judge that cannot be asked, for example because
     its package or its key is missing, has no vote. Raises NoVerdictError if none is left.
     """
-    found = await _ask_judges(strategy, judge, goal, report, outcomes)
+    with span("judge") as judge_span:
+        found = await _ask_judges(strategy, judge, goal, report, outcomes)
+        for name, each in zip(found.judges, found.verdicts, strict=False):
+            label, reason = each.winner_branch_id, each.reasoning
+            record_evaluation(judge_span, name, score=each.confidence, label=label, explanation=reason)
     verdict, verdicts, usage, judges = found.verdict, list(found.verdicts), found.usage, found.judges
     if found.failures:
         verdict = verdict.model_copy(update={"caveats": [*verdict.caveats, *found.failures]})

@@ -19,6 +19,7 @@ from forkwise.errors import BranchingError, ConflictError
 from forkwise.mcp.job import CallJob, CallJobs, ToolError
 from forkwise.mcp.tool_schema import PROMPTS, TOOLS, ToolSchema, check_arguments
 from forkwise.mcp.toolbox import Toolbox, list_conflicts
+from forkwise.telemetry import operation_span
 from forkwise.text.redaction import add_secrets, redact
 
 __all__ = ["MAX_MESSAGE", "McpClient", "McpServer", "Send"]
@@ -29,6 +30,7 @@ MAX_MESSAGE = 32 << 20
 #: Sends one message to the client.
 Send = Callable[[dict[str, Any]], None]
 
+_CONTEXT = ("traceparent", "tracestate")  # the ids of the client's span, by the W3C's names
 _VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 _ANSWER_S = 40.0
 _TICK_S = 0.25
@@ -221,7 +223,8 @@ class McpServer:
             known = ", ".join(self._tools)
             raise _RefusalError(_INVALID_PARAMS, f"there is no tool {str(name)[:100]!r}; there are {known}")
         tool = self._tools[name]
-        token = meta.get("progressToken") if isinstance(meta, dict) else None
+        meta = meta if isinstance(meta, dict) else {}
+        token = meta.get("progressToken")
 
         def confirm(text: str) -> str:
             return self._confirm(text, client, send, job)
@@ -229,7 +232,10 @@ class McpServer:
         def work(job: CallJob) -> dict[str, Any]:
             check_arguments(tool.as_json()["inputSchema"], {} if arguments is None else arguments)
             do = getattr(self._toolbox, tool.name)
-            found: dict[str, Any] = do(arguments or {}, job, confirm)
+            facts = {"tool.name": tool.name, "tool.type": "extension", "tool.call.id": str(request)}
+            carrier = {name: meta[name] for name in _CONTEXT if isinstance(meta.get(name), str)}
+            with operation_span("execute_tool", tool.name, facts, carrier=carrier):
+                found: dict[str, Any] = do(arguments or {}, job, confirm)
             return found
 
         with client.lock:

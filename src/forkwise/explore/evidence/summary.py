@@ -17,6 +17,7 @@ from forkwise.concurrency import run_in_thread
 from forkwise.errors import BranchingError, ForkwiseWarning
 from forkwise.files.versions import ChangedLines, count_changed_lines
 from forkwise.fork.candidate import describe_error
+from forkwise.telemetry import chat_span
 from forkwise.text.clean import clean_text, truncate, truncate_line, truncate_middle
 from forkwise.text.redaction import redact
 
@@ -206,6 +207,7 @@ class Summaries:
     async def _ask_model(self, attempt: Attempt, summary: AttemptSummary) -> AttemptSummary:
         from pydantic import BaseModel  # noqa: PLC0415 - only with a model
         from pydantic_ai import Agent  # noqa: PLC0415
+        from pydantic_ai.usage import RunUsage  # noqa: PLC0415
 
         from forkwise.local_model import is_local, local_model  # noqa: PLC0415
 
@@ -226,7 +228,9 @@ class Summaries:
             agent = Agent(model, output_type=Learned, instructions=_INSTRUCTIONS)
             # The owner of a model object closes its connections.
             async with agent if isinstance(self._model, str) else nullcontext():
-                learned = (await agent.run(prompt)).output
+                usage = RunUsage()
+                with chat_span(self._model, usage):
+                    learned = (await agent.run(prompt, usage=usage)).output
         except Exception as error:  # noqa: BLE001 - a failing model does not end the search
             warnings.warn(
                 f"the model could not summarise {attempt.id}: {describe_error(error)}. Its output is used instead",

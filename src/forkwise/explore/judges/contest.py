@@ -20,6 +20,7 @@ from forkwise.concurrency import run_in_thread, try_call
 from forkwise.errors import ForkwiseWarning
 from forkwise.fork.candidate import describe_error, describe_value
 from forkwise.ledger.stored_changes import load_changes
+from forkwise.telemetry import record_evaluation, span
 from forkwise.text.clean import truncate_line
 from forkwise.text.diff import unified
 
@@ -221,7 +222,9 @@ class Contest:
 
     async def _run_match(self, pair: tuple[Attempt, Attempt]) -> _Match:
         try:
-            answer = await self.judge.compare(*pair)
+            with span("judge", judge=self.judge.name) as judge_span:
+                answer = await self.judge.compare(*pair)
+                self._trace(judge_span, pair, answer)
         except Exception as error:  # noqa: BLE001 - a judge that fails does not end the exploration
             doubt = truncate_line(describe_error(error), _MAX_REASON)
             warnings.warn(
@@ -232,6 +235,15 @@ class Contest:
             return _Match(pair, doubt=doubt)
         winner = None if answer.choice is None else pair[answer.choice]
         return _Match(pair, winner, answer.confidence, answer.reason)
+
+    def _trace(self, judge_span: Any, pair: tuple[Attempt, Attempt], answer: PairAnswer) -> None:
+        for index, attempt in enumerate(pair):
+            label = "tie" if answer.choice is None else "better" if answer.choice == index else "worse"
+            score = {"tie": 0.5, "better": 1.0, "worse": 0.0}[label]
+            reason = truncate_line(answer.reason, _MAX_REASON)
+            record_evaluation(
+                judge_span, self.judge.name, score=score, label=label, explanation=reason, attempt=attempt.id
+            )
 
     def _decide(self, played: Sequence[_Match], first: Sequence[Attempt]) -> Attempt | None:
         """Return the first of equals, or None if they are equal only because the judge failed."""

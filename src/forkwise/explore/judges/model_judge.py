@@ -18,6 +18,7 @@ from pydantic_ai.usage import RunUsage
 from forkwise.concurrency import run_in_thread
 from forkwise.explore.judges.contest import BY_ORDER, PairAnswer, PairJudge, read_diff
 from forkwise.local_model import is_local, local_model
+from forkwise.telemetry import chat_span
 from forkwise.text.clean import clean_text, truncate, truncate_middle
 from forkwise.text.redaction import redact
 
@@ -85,8 +86,9 @@ class ModelJudge(PairJudge):
         prompt = f"# Task\n{goal}\n\n# Attempt A\n{first}\n\n# Attempt B\n{second}"
         usage = RunUsage()
         try:
-            async with asyncio.timeout(self._timeout), self._connect() as agent:
-                return (await agent.run(prompt, usage=usage)).output
+            with chat_span(self.name, usage):
+                async with asyncio.timeout(self._timeout), self._connect() as agent:
+                    return (await agent.run(prompt, usage=usage)).output
         finally:
             total, cost = self.usage, usage.cost
             total.requests += usage.requests

@@ -21,7 +21,7 @@ from forkwise import progress
 from forkwise.concurrency import run_in_thread
 from forkwise.errors import BaselineError, ForkwiseWarning, NamespaceError, NodeError, ProcessBranchError
 from forkwise.files.branch import Branch
-from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file, span
+from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file
 from forkwise.fork.evaluation import Evaluation, Evaluator, scratch
 from forkwise.fork.evaluators.graders import (
     EvidencePipe,
@@ -40,6 +40,7 @@ from forkwise.sandbox.jail_plan import explain_private_temporary
 from forkwise.sandbox.network.gateway import NetworkLog, explain_refusal, resolve_network
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.servers.server_group import ServerOutput, serve
+from forkwise.telemetry import current_span, record_evaluation, span
 from forkwise.testing.baseline import Baseline, TestRun, combine_runs
 from forkwise.testing.canary import can_have_canaries, place_canaries, set_canaries_apart
 from forkwise.testing.command import TestCommand, find_test_command, for_command, read_recipe, resolve_script
@@ -197,7 +198,7 @@ class Tests(Evaluator):
     async def evaluate(self, attempt: Attempt) -> Evaluation:
         report_there = attempt.reports.pop(self, None)
         if report_there is not None:
-            return self._evaluation(report_there)
+            return self._conclude(report_there)
         fork = attempt.fork
         while fork.is_inner and fork.inside is not None:
             fork = fork.inside.fork
@@ -211,9 +212,15 @@ class Tests(Evaluator):
                     logs.write,
                     lambda: open_connections(attempt.fork.ledger.directory, attempt.id, of_tests=True),
                 )
-            if test_span is not None:
-                test_span.set_attribute("forkwise.tests", report.summary)
-        return self._evaluation(report)
+            test_span.set_attribute("forkwise.tests", report.summary)
+        return self._conclude(report)
+
+    def _conclude(self, report: TestReport) -> Evaluation:
+        """Evaluate a report, and record that in the span of the attempt."""
+        found = self._evaluation(report)
+        label = "pass" if found.success else "fail"
+        record_evaluation(current_span(), "tests", score=report.ratio, label=label, explanation=report.summary)
+        return found
 
     @property
     def has_tests(self) -> bool:

@@ -36,6 +36,7 @@ from forkwise.live.diff.symbols import has_grammars, iter_symbols
 from forkwise.live.judging.verdict import BranchOutcome, JudgeVerdict
 from forkwise.live.values import JudgeDomain
 from forkwise.local_model import is_local, local_model
+from forkwise.telemetry import chat_span
 
 __all__ = [
     "JUDGE_PROMPTS",
@@ -296,7 +297,8 @@ class JudgeAgent:
         prompt = await run_in_thread(build_judge_prompt, goal, diff_report, outcomes)
         async with self._connect():
             try:
-                result = await self.agent.run(prompt, output_type=kind, usage=usage)
+                with chat_span(self.name, usage):
+                    result = await self.agent.run(prompt, output_type=kind, usage=usage)
             except UnexpectedModelBehavior as error:
                 return _no_verdict(outcomes, error), usage
         return _to_verdict(result.output), usage
