@@ -20,6 +20,7 @@ from bench.rows.ledger import measure_ledger
 from bench.rows.live import measure_live
 from bench.rows.live_files import measure_live_files
 from bench.rows.live_fork import measure_live_fork
+from bench.rows.mcp import measure_mcp
 from bench.rows.modules import measure_modules
 from bench.rows.network import measure_network
 from bench.rows.preview import measure_preview
@@ -50,6 +51,7 @@ ROWS: dict[str, Callable[[Scratch], list[Line]]] = {
     "explore": measure_explore,
     "ledger": measure_ledger,
     "start": measure_start,
+    "mcp": measure_mcp,
     "agent-streams": measure_agent_streams,
     "agents": measure_agents,
     "modules": measure_modules,
