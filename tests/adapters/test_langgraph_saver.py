@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -184,6 +185,42 @@ def test_parallel_nodes_that_change_the_same_file_conflict(saver: Any, workspace
     app = parallel(saver, writer(saver, "new.txt", "1\n"), writer(saver, "new.txt", "2\n"))
     with pytest.raises(ConflictError):
         app.invoke({"log": []}, thread("t"))
+    assert [branch.name for branch in workspace.branches()] == ["langgraph-t"]
+
+
+def test_threads_are_committed_one_after_another(saver: Any, workspace: Workspace) -> None:
+    for name in ("one", "two"):
+        chain(saver, writer(saver, f"{name}.txt", name)).invoke({"log": []}, thread(name))
+    conflicting = chain(saver, writer(saver, "one.txt", "another"))
+    conflicting.invoke({"log": []}, thread("three"))
+    saver.commit(thread("one"))
+    saver.commit(thread("two"))
+    assert [(workspace.path / f"{name}.txt").read_text() for name in ("one", "two")] == ["one", "two"]
+    with pytest.raises(ConflictError):
+        saver.commit(thread("three"))
+    assert (workspace.path / "one.txt").read_text() == "one"
+    assert read(saver, "three", "one.txt") == "another", "the thread's files are still there"
+
+
+def test_what_a_killed_node_left_is_dropped(saver: Any, workspace: Workspace) -> None:
+    app = chain(saver, writer(saver, "a.txt", "1\n"), writer(saver, "b.txt", "2\n"))
+    app.invoke({"log": []}, thread("t"))
+    inner = saver_of(saver)
+    pid = os.fork()
+    if not pid:
+        try:
+            branch = saver.files.begin_task(
+                "t", {"": app.get_state(thread("t")).config["configurable"]["checkpoint_id"]}, "x"
+            )
+            (branch.path / "a.txt").write_text("half")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    other = make_saver(workspace, inner)
+    again = chain(other, writer(other, "a.txt", "1\n"), writer(other, "b.txt", "2\n"))
+    start = next(found for found in again.get_state_history(thread("t")) if found.next == ("n1",))
+    again.invoke(None, start.config)
+    assert (read(other, "t", "a.txt"), read(other, "t", "b.txt")) == ("base\n1\n", "2\n")
     assert [branch.name for branch in workspace.branches()] == ["langgraph-t"]
 
 

@@ -220,6 +220,8 @@ class ThreadFiles:
                 restore_copy(branch, mark.copy)
             mark.tasks = []
             mark.save(branch)
+            if branch.status == "stale":  # another thread was committed first
+                branch.rebase()
             done = branch.commit(**options)
             landed = mark.copy
             branch, new = self._open(thread)
@@ -273,6 +275,9 @@ class ThreadFiles:
         name = _name(thread)
         try:
             branch = self.workspace.open(name)
+            for child in branch.children():
+                if not child.owner_alive:  # of a process that was killed inside a node
+                    child.abort()
         except BranchNotFoundError:
             branch = self.workspace.branch(name, None, None)
         mark = _Mark.load(branch)
