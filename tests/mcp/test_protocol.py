@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from forkwise import Workspace
+from forkwise import Workspace, telemetry
 from forkwise.mcp.protocol import McpServer
 from forkwise.mcp.tool_schema import TOOLS
 from tests.mcp.conftest import Talker
@@ -199,3 +202,21 @@ def test_keys_of_nested_agents_do_not_leak(project: Path) -> None:
 
 def test_every_tool_has_a_method_and_at_most_ten_there_are() -> None:
     assert [tool.name for tool in TOOLS] == NAMES
+
+
+def test_a_call_is_a_span_inside_the_clients(connect: Callable[..., Talker], monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_find_tracer", lambda: provider.get_tracer("forkwise"))
+    talker = connect()
+    trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    for parent in (f"00-{trace_id}-{span_id}-01", "forged", 7):
+        talker.request("tools/call", name="show", arguments={}, _meta={"traceparent": parent})
+    inside, *others = exporter.get_finished_spans()
+    assert inside.name == "execute_tool show"
+    assert inside.parent is not None
+    assert (f"{inside.parent.trace_id:032x}", f"{inside.parent.span_id:016x}") == (trace_id, span_id)
+    assert (inside.attributes or {})["gen_ai.tool.name"] == "show"
+    assert [span.parent for span in others] == [None, None]
+    provider.shutdown()
