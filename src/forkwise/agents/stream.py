@@ -59,12 +59,12 @@ FORMATS: dict[str, StreamFormat] = {
     "acp": StreamFormat(acp.read_event, acp.SKIPPED, acp.STEPS, acp.PARTS),
     "claude": StreamFormat(claude.read_event, claude.SKIPPED, requests=claude.REQUESTS, read_usage=claude.read_usage),
     "codex": StreamFormat(codex.read_event, codex.SKIPPED, codex.STEPS),
-    "copilot": StreamFormat(copilot.read_event),
+    "copilot": StreamFormat(copilot.read_event, copilot.SKIPPED, copilot.STEPS),
     "gemini": StreamFormat(gemini.read_event, gemini.SKIPPED, gemini.STEPS, gemini.PARTS),
     "goose": StreamFormat(goose.read_event, goose.SKIPPED, goose.STEPS),
     "opencode": StreamFormat(opencode.read_event, steps=opencode.STEPS),
     "pi": StreamFormat(pi.read_event, pi.SKIPPED),
-    "vibe": StreamFormat(vibe.read_event),
+    "vibe": StreamFormat(vibe.read_event, steps=vibe.STEPS),
 }
 """The formats by name, as the key ``stream`` of an agent's table names them."""
 

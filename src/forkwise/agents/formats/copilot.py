@@ -7,7 +7,17 @@ from typing import Any
 
 from forkwise.agents.agent_event import AgentEvent, build_tool_event, to_line, to_table, to_text
 
-__all__ = ["read_event"]
+__all__ = ["SKIPPED", "STEPS", "read_event"]
+
+_SILENT = (
+    *(b"user.", b"model.", b"assistant.turn_", b"assistant.message_", b"assistant.tool_call_delta"),
+    *(b"tool.execution_partial_result", b"tool.execution_complete"),
+)
+SKIPPED = tuple(b'{"type":"%b' % kind for kind in _SILENT)
+"""Beginnings of lines without anything to show."""
+
+STEPS = (b'{"type":"assistant.message",', b'{"type":"tool.execution_start",')
+"""Beginnings of lines with nothing but steps and messages."""
 
 _FAMILIES = ("session.", "assistant.", "user.", "model.", "tool.", "permission.", "hook.", "subagent.", "system.")
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from forkwise.agents.agent_event import AgentEvent, build_tool_event, to_line, to_table, to_text
 
-__all__ = ["read_event"]
+__all__ = ["STEPS", "read_event"]
+
+STEPS = (b'{"id":"',)
+"""Beginnings of lines with nothing but steps and messages, and the session, which is the same in all of them."""
 
 
 def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
