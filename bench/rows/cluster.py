@@ -1,9 +1,14 @@
-"""Attempts of ``true`` on three nodes of a Ray cluster on the loopback, beside bare tasks that start a sandbox."""
+"""Attempts on three nodes of a Ray cluster on the loopback, beside bare tasks, ``working_dir`` and ``git clone``."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from bench.figure import Figure
@@ -13,56 +18,125 @@ from bench.scratch import Scratch
 from forkwise import BestOfN, Confinement, Workspace
 from forkwise.fork.candidate import Candidate
 
-__all__ = ["measure_cluster"]
+__all__ = ["measure_cluster", "open_cluster"]
 
 _NODES = 3
 _WARM = 12
+_FILE_MB = 4
+#: Ray refuses a ``working_dir`` that is larger, after compression.
+_REFUSED_MB = 512
+
+#: Runs a number of attempts of a command, in a workspace that may be given, and returns the seconds that it took.
+Run = Callable[..., float]
+
+_WORKING_DIRECTORY = """
+import sys, time, ray
+try:
+    ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, runtime_env={"working_dir": sys.argv[2]})
+    started = time.perf_counter()
+    ray.get(ray.remote(lambda: None).remote())
+    print("took", time.perf_counter() - started)
+except Exception as error:
+    print("refused", str(error).strip().splitlines()[0][:60])
+"""
 
 
 def measure_cluster(scratch: Scratch) -> list[Line]:
     """Measure on a cluster that is started for it; return no line if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         return []
+    with open_cluster(scratch) as run:
+        return [_measure_attempts(scratch, run), _measure_travel(scratch, run)]
+
+
+@contextmanager
+def open_cluster(scratch: Scratch) -> Iterator[Run]:
+    """Start a head and three nodes with a processor each, and yield a function that runs attempts there."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     import ray
     from ray.cluster_utils import Cluster
 
     from forkwise import RayRunner
 
-    attempts = scratch.rounds(1000, 60)
     scratch.report(f"starting {_NODES} nodes of Ray")
-    workspace = Workspace(_write_files(scratch), state=scratch.make_directory("state"))
+    small = Workspace(_write_files(scratch), state=scratch.make_directory("state"))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         for _ in range(_NODES):
             os.environ["FORKWISE_NODE_DIRECTORY"] = scratch.make_directory("node")
             cluster.add_node(num_cpus=1)
-        runner = RayRunner(cluster.address)
 
-        def run_ours(count: int) -> float:
-            pattern = BestOfN(Candidate.of(("true",)), count, runner=runner, commit=False, allow_empty=True)
+        def run(count: int, argv: tuple[str, ...], workspace: Workspace = small, store: str | None = None) -> float:
+            runner = runners.setdefault(store, RayRunner(cluster.address, store=store))
+            pattern = BestOfN(Candidate.of(argv), count, runner=runner, commit=False, allow_empty=True)
             results: list[Any] = []
             taken = timed(lambda: results.extend(pattern(workspace).all_results))
             assert all(one.success for one in results), next(one.reason for one in results if not one.success)
             return taken
 
-        run_ours(_WARM)
-        bare = ray.remote(_start_sandbox).options(num_cpus=1)
-        path, state = os.fspath(workspace.path), scratch.make_directory("bare")
-        ray.get([bare.remote(path, state) for _ in range(_WARM)])
-        scratch.report(f"{attempts} attempts on {_NODES} nodes")
-        samples: dict[str, list[float]] = {"ours": [], "bare": []}
-        for _ in range(scratch.rounds(3, 1)):
-            samples["bare"].append(timed(lambda: ray.get([bare.remote(path, state) for _ in range(attempts)])))
-            samples["ours"].append(run_ours(attempts))
+        runners: dict[str | None, RayRunner] = {}
+        run.address = cluster.address  # type: ignore[attr-defined]
+        yield run
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def _measure_attempts(scratch: Scratch, run: Run) -> Line:
+    import ray
+
+    attempts = scratch.rounds(1000, 60)
+    run(_WARM, ("true",))
+    bare = ray.remote(_start_sandbox).options(num_cpus=1)
+    path, state = _write_files(scratch), scratch.make_directory("bare")
+    ray.get([bare.remote(path, state) for _ in range(_WARM)])
+    scratch.report(f"{attempts} attempts on {_NODES} nodes")
+    samples: dict[str, list[float]] = {"ours": [], "bare": []}
+    for _ in range(scratch.rounds(3, 1)):
+        samples["bare"].append(timed(lambda: ray.get([bare.remote(path, state) for _ in range(attempts)])))
+        samples["ours"].append(run(attempts, ("true",)))
     line = Line(
         f"{attempts:,} attempts on {_NODES} nodes", Figure(tuple(samples["ours"])), Figure(tuple(samples["bare"]))
     )
     line.below_floor(3.0)
-    return [line]
+    return line
+
+
+def _measure_travel(scratch: Scratch, run: Run) -> Line:
+    """Bring a large workspace to the nodes and run ``true`` there, three times; beside what else Ray users have."""
+    size_mb = scratch.rounds(1024, _REFUSED_MB + 48)
+    scratch.report(f"writing {size_mb} MB")
+    root = scratch.make_directory("large")
+    for number in range(size_mb // _FILE_MB):
+        with open(f"{root}/{number}", "wb") as file:
+            file.write(os.urandom(_FILE_MB << 20))
+    scratch.report(f"a workspace of {size_mb} MB to {_NODES} nodes")
+    workspace = Workspace(root, state=scratch.make_directory("state"))
+    ours = run(_NODES, ("true",), workspace, scratch.make_directory("store"))
+    words = [sys.executable, "-c", _WORKING_DIRECTORY, run.address, root]  # type: ignore[attr-defined]
+    kind, _, rest = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip().partition(" ")
+    own = Figure((float(rest),)) if kind == "took" else None
+    line = Line(f"{size_mb:,} MB to {_NODES} nodes; working_dir: {kind}", Figure((ours,)))
+    line.peers = {"working_dir": own} if own is not None else {}
+    if shutil.which("git") is not None:
+        line.peers["git clone for each task"] = Figure((_clone(scratch, root),))
+    return line
+
+
+def _clone(scratch: Scratch, root: str) -> float:
+    import ray
+
+    repository, git = scratch.make_directory("repository"), ["git", "-c", "core.compression=0"]
+    shutil.copytree(root, repository, dirs_exist_ok=True)
+    author = ["-c", "user.name=bench", "-c", "user.email=bench@example.com"]
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "files"]):
+        subprocess.run([*git, *words], cwd=repository, check=True)
+    clone = ray.remote(_clone_repository).options(num_cpus=1)
+    return timed(lambda: ray.get([clone.remote(repository, scratch.new_path("clone")) for _ in range(_NODES)]))
+
+
+def _clone_repository(repository: str, path: str) -> None:
+    subprocess.run(["git", "clone", "-q", f"file://{repository}", path], check=True)
 
 
 def _write_files(scratch: Scratch) -> str:
