@@ -37,8 +37,8 @@ class Parameters:
 
     ``driver_s`` is the driver's own work for an attempt, which Python does in one thread at a time, ``events`` are what
     it writes to the ledger, ``event_s`` each. ``supervisor_s`` is the actor's work, ``node_s`` that on the node around
-    the attempt. ``requests`` to the store for a delta of ``delta_mb`` take ``request_s`` each. ``processors`` is None, or
-    the number that everything shares, as in a check on one machine.
+    the attempt. ``requests`` to the store for a delta of ``delta_mb`` take ``request_s`` each. ``processors`` is None,
+    or the number that everything shares, as in a check on one machine.
     """
 
     driver_s: float = 0.025
