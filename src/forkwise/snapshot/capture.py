@@ -332,14 +332,14 @@ class _Capture:
             packs.update(dict.fromkeys(needed))
             lines.append(line)
         latest = self.started - _SETTLED_NS
-        ctime = read.status.st_ctime_ns
         rows: list[_Identity] = []
         for name, found in read.rows:
             identity = read.identities.get(name) if stat.S_ISREG(found.st_mode) else _identify(found)
             rows.append(identity if identity is not None and identity[-1] < latest else (0, 0, 0, 0))
-        identities = _format_identities((read.status.st_ino, ctime if ctime < latest else 0), read.rows, rows)
-        if read.has_skipped:  # it is looked at every time, so that every snapshot names what is not in it
-            identities = b""
+        ctime = read.status.st_ctime_ns
+        # One with a FIFO is compared every time, so that every snapshot names what is not in it.
+        own = (read.status.st_ino, ctime if ctime < latest and not read.has_skipped else 0)
+        identities = _format_identities(own, read.rows, rows)
         return _IndexedDirectory(identities, read.below, read.sizes, list(packs), b"\n".join(lines))
 
     def _find_largest(self) -> list[tuple[str, int]]:
