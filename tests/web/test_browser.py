@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forkwise import Workspace
 from forkwise.fork.resolve import pick
+from forkwise.ledger.logs import AttemptLog
 from forkwise.ledger.sqlite import open_ledger
 from tests.display.hostile import CORPUS
 from tests.need import need
 from tests.web.conftest import SHOP, make_fork
+from tests.web.test_conversation_view import TALK, store
 
 pytestmark = pytest.mark.integration
 
@@ -270,3 +274,209 @@ def test_nothing_serious_for_accessibility(fork: str, visit: Open, axe: str, sch
         ]
         assert serious == []
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def press(page: Any, name: str, *, by_keyboard: bool) -> None:
+    """Use a button, by mouse or by keyboard."""
+    button = page.get_by_role("button", name=name, exact=True)
+    button.wait_for()
+    if by_keyboard:
+        button.focus()
+        page.keyboard.press("Enter")
+    else:
+        button.click()
+
+
+def choose(page: Any, fork: str, numbers: tuple[int, ...], *, by_keyboard: bool) -> None:
+    """Choose attempts of a fork of three."""
+    for number in range(1, max(numbers) + 1) if by_keyboard else ():
+        page.keyboard.press("j")
+        if number in numbers:
+            page.keyboard.press("x")
+    for number in () if by_keyboard else numbers:
+        page.get_by_label(f"Choose {fork}.{number}").check()
+    page.get_by_text(f"Chosen: {', '.join(f'{fork}.{number}' for number in numbers)}").wait_for()
+
+
+@pytest.mark.parametrize("by_keyboard", [False, True], ids=["mouse", "keyboard"])
+def test_every_decision(served: Served, visit: Open, by_keyboard: bool) -> None:
+    workspace = served.workspace
+    changes: list[Any] = [
+        {"shop.py": SHOP.replace("return value\n", "return value * 1.2\n")},
+        {"notes.md": "# Tax\n"},
+        {"shop.py": SHOP.replace("RATE = 1", "RATE = 1.2")},
+    ]
+
+    fork = make_fork(workspace, changes)  # combine, undo, undo the undo
+    page = visit(f"/w/shop/{fork}/")
+    choose(page, fork, (1, 2), by_keyboard=by_keyboard)
+    press(page, "Combine", by_keyboard=by_keyboard)
+    press(page, "Merge, test and commit", by_keyboard=by_keyboard)
+    page.get_by_text("Committed as 1").wait_for()
+    assert (workspace.path / "notes.md").exists()
+    page.reload()
+    press(page, "Undo", by_keyboard=by_keyboard)
+    press(page, "Undo it", by_keyboard=by_keyboard)
+    page.get_by_text("Undid 1 as 2").wait_for()
+    assert (workspace.path / "shop.py").read_text() == SHOP
+    press(page, "Undo the undo", by_keyboard=by_keyboard)
+    press(page, "Undo it", by_keyboard=by_keyboard)
+    page.get_by_text("Undid 2 as 3").wait_for()
+    assert "value * 1.2" in (workspace.path / "shop.py").read_text()
+    page.reload()
+    press(page, "Undo", by_keyboard=by_keyboard)
+    press(page, "Undo it", by_keyboard=by_keyboard)
+    page.get_by_text("as 4").wait_for()
+    assert (workspace.path / "shop.py").read_text() == SHOP
+
+    fork = make_fork(workspace, changes)  # override
+    pick(workspace, f"{fork}.1", keep=True)
+    page = visit(f"/w/shop/{fork}/")
+    choose_one(page, fork, 3, by_keyboard=by_keyboard)
+    press(page, "Override", by_keyboard=by_keyboard)
+    press(page, "Replace the winner", by_keyboard=by_keyboard)
+    page.get_by_text("Committed as").wait_for()
+    assert "RATE = 1.2" in (workspace.path / "shop.py").read_text()
+    page.reload()
+    press(page, "Undo", by_keyboard=by_keyboard)
+    press(page, "Undo it", by_keyboard=by_keyboard)
+    page.get_by_text("Undid").wait_for()
+
+    fork = make_fork(workspace, changes)  # a conflict, explained and answered
+    (workspace.path / "shop.py").write_text(SHOP.replace("RATE = 1", "RATE = 7"))
+    page = visit(f"/w/shop/{fork}/")
+    choose(page, fork, (1,), by_keyboard=by_keyboard)
+    press(page, "Pick", by_keyboard=by_keyboard)
+    press(page, "Cancel", by_keyboard=by_keyboard)
+    press(page, "Pick", by_keyboard=by_keyboard)
+    press(page, "Commit it", by_keyboard=by_keyboard)
+    page.get_by_text("The workspace was changed meanwhile").wait_for()
+    press(page, "Merge", by_keyboard=by_keyboard)
+    page.get_by_text("Committed as").wait_for()
+    assert "RATE = 7" in (workspace.path / "shop.py").read_text()
+
+    fork = make_fork(workspace, changes)  # abort
+    page = visit(f"/w/shop/{fork}/")
+    press(page, "Abort all", by_keyboard=by_keyboard)
+    press(page, "Abort", by_keyboard=by_keyboard)
+    page.get_by_role("heading", name="Aborted", exact=True).wait_for()
+    with open_ledger(workspace) as ledger:
+        assert ledger.fork(fork).state == "aborted"
+
+
+def choose_one(page: Any, fork: str, number: int, *, by_keyboard: bool) -> None:
+    """Choose an attempt of a decided fork, which has no line that says what is chosen."""
+    box = page.get_by_label(f"Choose {fork}.{number}")
+    if by_keyboard:
+        for _ in range(number):
+            page.keyboard.press("j")
+        page.keyboard.press("x")
+    else:
+        box.check()
+    page.locator(f".attempt-card[data-attempt='{fork}.{number}']:has(input:checked)").wait_for()
+
+
+@pytest.mark.parametrize("by_keyboard", [False, True], ids=["mouse", "keyboard"])
+def test_attempts_are_stopped_and_forks_resumed(served: Served, visit: Open, by_keyboard: bool, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    command = ["sh", "-c", f"echo started; while [ ! -e {gate} ]; do sleep 0.1; done; echo done >> shop.py"]
+    options = ["--no-commit", "--detach", "--quiet", "--network", "host", "-C", str(served.workspace.path)]
+    started = [sys.executable, "-c", MAIN, "best-of", "2", *options, "--", *command]
+    fork = subprocess.run(started, capture_output=True, text=True, check=True).stdout.strip()
+    page = visit(f"/w/shop/{fork}/")
+    page.locator(".attempt-card", has_text="running").nth(1).wait_for()
+    choose(page, fork, (1,), by_keyboard=by_keyboard)
+    press(page, "Stop attempts", by_keyboard=by_keyboard)
+    press(page, "Stop", by_keyboard=by_keyboard)
+    page.get_by_text(f"Stopped {fork}.1").wait_for()
+    page.locator(f".attempt-card[data-attempt='{fork}.1']", has_text="cancelled").wait_for()
+    with open_ledger(served.workspace) as ledger:
+        owner = ledger.fork(fork).owner.pid
+    os.kill(owner, signal.SIGKILL)
+    page.get_by_text("The process that ran this fork is gone").wait_for()
+    gate.touch()
+    press(page, "Resume", by_keyboard=by_keyboard)
+    page.get_by_role("heading", name="Resumed").wait_for()
+    page.locator("#actions").get_by_role("button", name="Resume").wait_for(state="detached")
+    with open_ledger(served.workspace) as ledger, ledger.watch_changes() as watch:
+        while ledger.fork(fork).state == "running":
+            watch.wait(0.05, 1.0)
+        assert ledger.fork(fork).state == "open"
+
+
+@pytest.mark.parametrize("by_keyboard", [False, True], ids=["mouse", "keyboard"])
+def test_comments_are_sent_to_a_follow_up(served: Served, visit: Open, by_keyboard: bool) -> None:
+    workspace = served.workspace
+    script = 'cat "$FORKWISE_FEEDBACK" > heard.txt; echo "# more" >> shop.py'
+    words = ["run", "--no-commit", "--quiet", "--network", "host", "-C", str(workspace.path), "-c", script]
+    subprocess.run([sys.executable, "-c", MAIN, *words], check=True, capture_output=True)
+    with open_ledger(workspace) as ledger:
+        fork = ledger.forks()[0].id
+    other = visit(f"/w/shop/{fork}/")
+    page = visit(f"/w/shop/{fork}/a/{fork}.1/?file=shop.py")
+    row = page.locator("table.diff tr.new", has_text="# more")
+    row.wait_for()
+    if by_keyboard:
+        while not page.locator("tr.here", has_text="# more").count():
+            page.keyboard.press("j")
+        page.keyboard.press("c")
+        page.keyboard.type("Less, please")
+    else:
+        row.locator("td.n").nth(1).click()
+        page.locator("#comment-text").fill("Less, please")
+    press(page, "Comment", by_keyboard=by_keyboard)
+    press(page, f"Send to {fork}.1", by_keyboard=by_keyboard)
+    page.get_by_text("with 1 comment").wait_for()
+    press(page, "Start it", by_keyboard=by_keyboard)
+    page.get_by_role("heading", name="Started").wait_for()
+    other.get_by_role("heading", name="Follow-ups").wait_for()  # on the fork's own page, in another browser
+    other.locator("#follow-ups .pill", has_text="waits for a pick").wait_for(timeout=60_000)
+    link = page.get_by_role("link", name="Follow", exact=False).last
+    if by_keyboard:
+        link.focus()
+        page.keyboard.press("Enter")
+    else:
+        link.click()
+    page.get_by_role("button", name="Pick").wait_for()
+    following = page.url.rstrip("/").rpartition("/")[2]
+    pick(workspace, f"{following}.1")
+    page.get_by_role("heading", name=f"{following}.1 won").wait_for()
+    assert (workspace.path / "shop.py").read_text() == SHOP + "# more\n# more\n"
+    assert "# more\nLess, please" in (workspace.path / "heard.txt").read_text()
+
+
+def test_a_conversation_is_walked_by_keyboard_and_mouse(served: Served, visit: Open) -> None:
+    store(served.workspace, TALK)
+    page = visit("/")
+    page.get_by_role("link", name="Conversations").click()
+    page.get_by_role("link", name="On tax").click()
+    page.locator("#messages").get_by_text("Done with a fraction.").wait_for()
+    page.get_by_role("link", name="It is not.").click()
+    page.locator("#messages").get_by_role("heading", name="Message 4").wait_for()
+    page.locator("#messages details.call summary").click()
+    page.locator("#messages").get_by_text("return value").wait_for()
+    page.keyboard.press("Escape")
+    for _ in range(4):
+        page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.locator("#messages").get_by_role("heading", name="Message 6").wait_for()
+    page.keyboard.press("x")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    press(page, "Compare", by_keyboard=True)
+    page.get_by_text("They share 4 messages").wait_for()
+
+
+def test_a_hundred_megabytes_of_output_scroll(served: Served, fork: str, visit: Open) -> None:
+    line = b"%08d " + b"x" * 90 + b"\n"
+    with open_ledger(served.workspace) as ledger, AttemptLog(ledger.directory, f"{fork}.1", cap=1 << 30) as log:
+        for start in range(0, 1_000_000, 10_000):
+            log.write("stdout", b"".join(line % number for number in range(start, start + 10_000)))
+    page = visit(f"/w/shop/{fork}/a/{fork}.1/output")
+    page.get_by_text("00999999 ").wait_for()
+    page.locator("#output").focus()
+    page.keyboard.press("Home")
+    page.get_by_text("00000000 ").wait_for()
+    assert page.evaluate("document.querySelectorAll('#output pre').length") < 40
+    assert page.evaluate("document.getElementById('output').textContent.length") < 4_000_000
