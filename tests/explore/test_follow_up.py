@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,14 @@ def say(workspace: Workspace, attempt: str, text: str) -> None:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
     monkeypatch.setenv("FORKWISE_STATE", str(tmp_path / "state"))
     (tmp_path / "project").mkdir()
     (tmp_path / "project/log.txt").write_text("first\n")
-    return Workspace(tmp_path / "project", durable=False)
+    found = Workspace(tmp_path / "project", durable=False)
+    yield found
+    for branch in reversed(found.branches()):
+        branch.abort()
 
 
 def run(workspace: Workspace, attempt: str, text: str = "") -> str:
