@@ -107,7 +107,7 @@ class Catalogue:
     def open_fork(self, key: str, fork: str, *, is_blind: bool = False) -> ForkView:
         """Read a fork. Raises HTTPException if there is none of exactly this id."""
         served = self.find(key)
-        seen = served.ledger.last_event()  # before the fork is read: what comes after it is told to the page
+        seen = served.ledger.last_event()  # before the fork is read: the page asks again for later ones
         try:
             report = read_report(served.ledger, fork)
         except ForkNotFoundError as error:
