@@ -158,10 +158,12 @@ def test_a_signal_at_any_moment_leaves_nothing_behind(name: str, scenes: Iterato
         scene.check_nothing_left()
         found = scene.files()
         assert found in (before, after)
-        check_message(ended, number, has_changed=found != before and name not in ("detach", "wait"))
+        # What runs in the background commits when it likes: before the signal, after it, or meanwhile.
+        has_changed = None if name in ("detach", "wait") else found != before
+        check_message(ended, number, has_changed=has_changed)
 
 
-def check_message(ended: Ended, number: signal.Signals, *, has_changed: bool) -> None:
+def check_message(ended: Ended, number: signal.Signals, *, has_changed: bool | None) -> None:
     """Assert that a command that was interrupted says so, with its exit code, and what it had committed."""
     assert "Traceback" not in ended.stderr, ended.stderr
     if ended.code == 0:  # the signal came when everything was done, or in a place where Python cannot raise
@@ -169,4 +171,4 @@ def check_message(ended: Ended, number: signal.Signals, *, has_changed: bool) ->
     assert ended.code == 128 + number, ended.stderr
     *_, last = ended.stderr.splitlines()
     assert re.match("forkwise: error: (interrupted|terminated|hung up)", last)
-    assert ("takes it back" in last) == has_changed, last
+    assert has_changed is None or ("takes it back" in last) == has_changed, last
