@@ -51,7 +51,7 @@ _PATHS = ("writable", "shared", "credentials", "branched", "sessions", "database
 _WITH_FEEDBACK = """\
 [ ! -s "$FORKWISE_FEEDBACK" ] || set -- "$1
 
-This was tried before, and failed. What was wrong with it:
+This was tried before. Feedback on that:
 
 $(cat "$FORKWISE_FEEDBACK")"
 exec """
@@ -62,7 +62,7 @@ if [ -s "$FORKWISE_FEEDBACK" ]; then
     prompt=$FORKWISE_PROMPT-with-feedback
     {
         cat "$FORKWISE_PROMPT"
-        printf '\\n\\nThis was tried before, and failed. What was wrong with it:\\n\\n'
+        printf '\\n\\nThis was tried before. Feedback on that:\\n\\n'
         cat "$FORKWISE_FEEDBACK"
     } > "$prompt"
 fi
