@@ -162,6 +162,25 @@
     const top = one.getBoundingClientRect().top;
     if (top < 130) window.scrollBy(0, top - 140);
   };
+  // A panel that is replaced by its newer version keeps the cursor and the focus
+  const nameOf = one => one.id || one.dataset.attempt || one.dataset.path
+    || (one.querySelector('a[href]') || one).href || '';
+  const labelOf = one => one.getAttribute('aria-label') || one.textContent.trim();
+  let left = null;
+  document.addEventListener('htmx:beforeSwap', () => {
+    const active = document.activeElement;
+    left = active && active.matches('a, button, summary, input') ? active : null;
+  });
+  document.addEventListener('htmx:afterSwap', () => {
+    if (here && !here.isConnected) {
+      const name = nameOf(here);
+      here = (name && stops().find(one => nameOf(one) === name)) || null;
+      if (here) here.classList.add('here');
+    }
+    if (document.activeElement !== document.body) return;
+    const again = left && all(left.localName).find(one => one.checkVisibility() && labelOf(one) === labelOf(left));
+    if (again || here) (again || here).focus({ preventScroll: true });
+  });
   const step = by => {
     const found = stops();
     if (!found.length) return;
