@@ -53,7 +53,7 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 JAIL_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
-"""The namespaces of every sandbox that is not restricted by Landlock alone."""
+"""The namespaces of every jail; most have a network namespace too, their own or a shared one."""
 
 _ALL_IDS = "0 0 4294967295"
 _CLOSE_RANGE, _CLOSE_RANGE_CLOEXEC = 436, 4

@@ -64,7 +64,6 @@ __all__ = [
 ]
 
 
-#: The namespaces of every jail; most have a network namespace too, their own or a shared one.
 # Kept for root: the capabilities over files (own, read, write), and to kill and switch users.
 _FILE_CAPS = [0, 1, 3, 4, 5, 6, 7]  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID
 _RUNTIME = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/nscd")
