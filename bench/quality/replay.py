@@ -40,7 +40,7 @@ class ReplayFork(Fork):
         self._agent = agent
         self._verdicts = verdicts
         self._is_fix = is_fix
-        self._ledger: Any = SimpleNamespace(record_verdict=lambda *_: None, directory="/nonexistent")
+        self._ledger: Any = SimpleNamespace(record_verdict=lambda *_: None, fetch_files=lambda _: "/nonexistent")
         self._record: Any = SimpleNamespace(id="replay")
         self.ended: list[Attempt] = []
 
