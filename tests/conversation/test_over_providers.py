@@ -23,7 +23,7 @@ from tests.provider.reply import answer, call
 from tests.provider.request import Request
 from tests.provider.server import ProviderServer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 
 async def ask_everywhere(talk: Conversation, model: Model) -> int:

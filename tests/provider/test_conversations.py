@@ -19,6 +19,8 @@ from tests.provider.conversations import (
 )
 from tests.provider.rules import anthropic_fault, openai_fault
 
+pytestmark = pytest.mark.integration
+
 some = settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 many = settings(some, max_examples=examples(150))
 PLACES = st.integers(0, 10)
