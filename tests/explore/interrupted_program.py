@@ -26,8 +26,7 @@ from forkwise import (
     TreeOfThoughts,
     Workspace,
 )
-from forkwise.fork import fork as forking
-from forkwise.fork.resolve import commit_winner
+from forkwise.fork import resolve
 
 __all__ = ["PHASES"]
 
@@ -78,11 +77,13 @@ def holding_function(fifo: str) -> Any:
 
 
 def while_committing(fifo: str) -> Pattern:
+    commit_winner = resolve.commit_winner
+
     def commit(*arguments: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return commit_winner(*arguments, **options)
 
-    forking.commit_winner = commit
+    resolve.commit_winner = commit
     return Speculate([good])
 
 
