@@ -51,9 +51,7 @@ def main() -> None:
         print_candidates(words[1:])
         return
     from forkwise.cli import stop_signal
-    from forkwise.telemetry import allow_export
 
-    allow_export()
     try:
         stop_signal.raise_on_stop_signals()
         _run(words)
@@ -67,6 +65,9 @@ def main() -> None:
 
 
 def _run(words: list[str]) -> None:
+    from forkwise.telemetry import allow_export
+
+    allow_export()
     verb = words[2] if words[:1] == ["-C"] and words[2:] else next(iter(words), "")
     if verb in _ALONE:
         from importlib import import_module
