@@ -102,7 +102,9 @@ def project(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 # The local model, whole explorations with real test suites, and other frameworks.
-LONG_PAGES = ("docs/cookbook.md", "docs/frameworks.md", "docs/local-model.md", "docs/tutorial.md")
+LONG_PAGES = tuple(
+    f"docs/{name}.md" for name in ("ci", "cli", "cookbook", "faq", "frameworks", "ledger", "local-model", "tutorial")
+)
 
 
 @pytest.mark.parametrize(

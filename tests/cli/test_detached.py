@@ -21,6 +21,8 @@ from forkwise.linux.process_id import ProcessId
 from tests.fork.kill_at_point import becomes_so
 from tests.preloaded import preloaded_command
 
+pytestmark = pytest.mark.integration
+
 Run = Callable[..., Result]
 Ask = Callable[..., Any]
 

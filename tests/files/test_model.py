@@ -32,7 +32,7 @@ from tests.counts import IS_FUZZ, rounds
 from tests.files.images import loop_image
 from tests.need import need
 
-pytestmark = pytest.mark.hypothesis
+pytestmark = [pytest.mark.hypothesis, pytest.mark.integration]
 
 IN_MEMORY = True
 

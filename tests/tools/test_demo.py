@@ -13,6 +13,8 @@ import pytest
 from forkwise.display.output import Output
 from tools import demo
 
+pytestmark = pytest.mark.integration
+
 
 def test_the_smallest_fix_that_passes_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
