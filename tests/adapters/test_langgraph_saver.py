@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -46,9 +47,11 @@ def thread(name: str) -> Any:
     return {"configurable": {"thread_id": name}}
 
 
-def writer(saver: Any, path: str, text: str) -> Any:
+def writer(saver: Any, path: str, text: str, meeting: threading.Barrier | None = None) -> Any:
     def node(state: State, config: Any) -> State:
         with saver.branch(config) as branch:
+            if meeting is not None:
+                meeting.wait(60)
             file = branch.path / path
             file.write_text((file.read_text() if file.exists() else "") + text)
         return {"log": [path]}
@@ -182,7 +185,8 @@ def saver_of(saver: Any) -> Any:
 
 
 def test_parallel_nodes_that_change_the_same_file_conflict(saver: Any, workspace: Workspace) -> None:
-    app = parallel(saver, writer(saver, "new.txt", "1\n"), writer(saver, "new.txt", "2\n"))
+    meeting = threading.Barrier(2)
+    app = parallel(saver, *(writer(saver, "new.txt", text, meeting) for text in ("1\n", "2\n")))
     with pytest.raises(ConflictError):
         app.invoke({"log": []}, thread("t"))
     assert [branch.name for branch in workspace.branches()] == ["langgraph-t"]

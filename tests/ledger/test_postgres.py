@@ -16,6 +16,7 @@ import pytest
 
 from forkwise import ForkResolvedError, LedgerError, Speculate, Workspace, abort_attempt, abort_fork
 from forkwise.fork import control, stored_fork
+from forkwise.fork import fork as running_fork
 from forkwise.ledger import postgres as module
 from forkwise.ledger.postgres import PostgresLedger
 from forkwise.ledger.sqlite import SqliteLedger, open_ledger, open_ledger_of_state
@@ -255,8 +256,9 @@ def test_a_request_reaches_the_process_that_runs_the_fork(
     deed: str, workspace: Workspace, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody looks at intervals: the announcement is what wakes each side."""
-    for name in ("_POLL_INTERVAL", "_LONGEST_INTERVAL", "_WAIT_INTERVAL"):
-        monkeypatch.setattr(control, name, 600.0)
+    for name in ("_POLL_INTERVAL", "_LONGEST_INTERVAL"):
+        monkeypatch.setattr(running_fork, name, 600.0)
+    monkeypatch.setattr(control, "_WAIT_INTERVAL", 600.0)
     monkeypatch.setattr(stored_fork, "_POLL_INTERVAL", 600.0)
     monkeypatch.setenv("FORKWISE_LEDGER", postgres.url)
 
