@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from forkwise import Workspace
+from forkwise.explore.follow_up import find_follow_ups
 from forkwise.fork.resolve import pick
 from forkwise.ledger.logs import AttemptLog
 from forkwise.ledger.sqlite import open_ledger
@@ -400,7 +402,12 @@ def test_comments_are_sent_to_a_follow_up(served: Served, visit: Open, by_keyboa
     press(page, "Start it", by_keyboard=by_keyboard)
     page.get_by_role("heading", name="Started").wait_for()
     other.get_by_role("heading", name="Follow-ups").wait_for()  # on the fork's own page, in another browser
-    other.locator("#follow-ups .pill", has_text="waits for a pick").wait_for(timeout=60_000)
+    with open_ledger(workspace) as ledger:
+        following = find_follow_ups(ledger, fork)[0]["fork"]
+        while (record := ledger.fork(following)).state == "running":
+            time.sleep(0.2)
+        assert record.state == "open", (record, ledger.attempts(following))
+    other.locator("#follow-ups .pill", has_text="waits for a pick").wait_for()
     link = page.get_by_role("link", name="Follow", exact=False).last
     if by_keyboard:
         link.focus()
@@ -408,7 +415,7 @@ def test_comments_are_sent_to_a_follow_up(served: Served, visit: Open, by_keyboa
     else:
         link.click()
     page.get_by_role("button", name="Pick").wait_for()
-    following = page.url.rstrip("/").rpartition("/")[2]
+    assert page.url.endswith(f"/{following}/")
     pick(workspace, f"{following}.1")
     page.get_by_role("heading", name=f"{following}.1 won").wait_for()
     assert (workspace.path / "shop.py").read_text() == SHOP + "# more\n# more\n"
