@@ -41,6 +41,7 @@ from forkwise.sandbox.jail import (
     enter_root,
     find_host_null,
     join_groups,
+    outlive_parent,
     set_cloexec_on_all,
     set_dumpable,
     write_maps,
@@ -348,13 +349,18 @@ def _has_exited(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
+def _die_with_server(number: signal.Signals, server_pidfd: int) -> None:
+    """Have the kernel send this process a signal when the server ends. Exit if it has ended already."""
+    die_with_parent(number)
+    if _has_exited(server_pidfd):
+        os._exit(0)
+
+
 def _become_init(init_socket: socket.socket, server_pidfd: int, *, has_pid_namespace: bool) -> NoReturn:
     """Run the init process of a sandbox: set it up, start the command, reap, watch the clock, report the outcome."""
     # The end of a PID namespace's init kills everything in it. Without one, init kills its descendants itself.
-    die_with_parent(signal.SIGKILL if has_pid_namespace else signal.SIGTERM)
-    if _has_exited(server_pidfd):  # the server died before PR_SET_PDEATHSIG was set
-        os._exit(0)
-    os.close(server_pidfd)
+    end_signal = signal.SIGKILL if has_pid_namespace else signal.SIGTERM
+    _die_with_server(end_signal, server_pidfd)
     message, fds, _, _ = socket.recv_fds(init_socket, 1, _MAX_FDS)
     if not message:
         os._exit(0)
@@ -380,7 +386,10 @@ def _become_init(init_socket: socket.socket, server_pidfd: int, *, has_pid_names
         if is_function:
             # Now the function's process may enter: before the unshare it would have entered the host's mounts.
             os.write(passed_fds[0], b"1")
+        outlive_parent()  # killed right after a mount, it would leave directories that their owner cannot remove
         enter_root(jail, home_fd)
+        _die_with_server(end_signal, server_pidfd)
+        os.close(server_pidfd)
         if home_fd >= 0:
             os.close(home_fd)
         if request["reports_ready"]:

@@ -42,6 +42,7 @@ __all__ = [
     "find_host_null",
     "join_groups",
     "map_ids",
+    "outlive_parent",
     "set_cloexec_on_all",
     "set_dumpable",
     "write_maps",
@@ -188,6 +189,11 @@ def write_maps(pid: int, users: str, groups: str) -> None:
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def outlive_parent() -> None:
+    """Take ``die_with_parent`` back."""
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def set_dumpable(allowed: bool) -> None:
