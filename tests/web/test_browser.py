@@ -298,7 +298,7 @@ def choose(page: Any, fork: str, numbers: tuple[int, ...], *, by_keyboard: bool)
     page.get_by_text(f"Chosen: {', '.join(f'{fork}.{number}' for number in numbers)}").first.wait_for()
 
 
-@pytest.mark.parametrize("by_keyboard", [False], ids=["mouse"])
+@pytest.mark.parametrize("by_keyboard", [False, True], ids=["mouse", "keyboard"])
 def test_every_decision(served: Served, visit: Open, by_keyboard: bool) -> None:
     workspace = served.workspace
     changes: list[Any] = [

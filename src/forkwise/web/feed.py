@@ -180,8 +180,12 @@ class _Watcher:
                 _wake(listener, name)
 
     def _is_around(self, outer: str, forks: set[str]) -> bool:
-        """Return whether one of these forks was made inside an attempt of ``outer``, or follows up on one."""
-        with suppress(LedgerError):
+        """Return whether one of these forks was made inside an attempt of ``outer``, or follows up on one.
+
+        It does so as well if the ledger cannot be read for now: a page that looks once too often is better than one
+        that stays behind.
+        """
+        try:
             for name in forks:
                 parent = _find_origin(self._served.ledger.fork(name))
                 while parent is not None:
@@ -189,6 +193,8 @@ class _Watcher:
                     if fork == outer:
                         return True
                     parent = _find_origin(self._served.ledger.fork(fork))
+        except LedgerError:
+            return True
         return False
 
 

@@ -58,6 +58,8 @@
   document.addEventListener('htmx:responseError', event => {
     const text = event.detail.xhr.responseText || 'The server refused this.';
     tell(text.slice(0, 600), 'bad');
+    const panel = event.detail.elt;  // nothing else would bring its newer version
+    if (panel.dataset.version && event.detail.xhr.status >= 500) setTimeout(() => htmx.trigger(panel, 'sse:fork'), 3000);
   });
   document.addEventListener('htmx:sendError', () => tell('The server does not answer.', 'bad'));
   document.addEventListener('htmx:sseError', () => {
@@ -168,18 +170,22 @@
   const labelOf = one => one.getAttribute('aria-label') || one.textContent.trim();
   let left = null;
   document.addEventListener('htmx:beforeSwap', () => {
-    const active = document.activeElement;
-    left = active && active.matches('a, button, summary, input') ? active : null;
+    if (document.activeElement !== document.body) left = document.activeElement;
   });
   document.addEventListener('htmx:afterSwap', () => {
+    const wasHere = left === here;
     if (here && !here.isConnected) {
       const name = nameOf(here);
       here = (name && stops().find(one => nameOf(one) === name)) || null;
       if (here) here.classList.add('here');
     }
-    if (document.activeElement !== document.body) return;
-    const again = left && all(left.localName).find(one => one.checkVisibility() && labelOf(one) === labelOf(left));
-    if (again || here) (again || here).focus({ preventScroll: true });
+    if (!left || left.isConnected) return;
+    const isControl = left.matches('a, button, summary, input');
+    const again = isControl && all(left.localName).find(one => one.checkVisibility() && labelOf(one) === labelOf(left));
+    // The focus of a control that is gone goes nowhere: the next key was meant for that control
+    const next = wasHere ? here : again;
+    if (next && document.activeElement === document.body) next.focus({ preventScroll: true });
+    left = null;
   });
   const step = by => {
     const found = stops();
@@ -217,8 +223,7 @@
       s: () => { const box = document.querySelector('input[name=view]'); if (box) box.click(); },
       c: () => comment(here),
       Enter: () => {
-        if (event.target.closest('a, button, summary, input')) return false;
-        const link = here && here.querySelector('a[href]');
+        const link = here && event.target === here && here.querySelector('a[href]');
         if (!link) return false;
         link.click();
       },
