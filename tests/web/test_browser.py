@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -362,6 +363,38 @@ def test_every_decision(served: Served, visit: Open, by_keyboard: bool) -> None:
     page.get_by_role("heading", name="Aborted", exact=True).wait_for()
     with open_ledger(workspace) as ledger:
         assert ledger.fork(fork).state == "aborted"
+
+
+@pytest.mark.parametrize("by_keyboard", [False, True], ids=["mouse", "keyboard"])
+def test_running_attempts_are_stopped_resumed_and_aborted(served: Served, visit: Open, by_keyboard: bool) -> None:
+    workspace = served.workspace
+    words = ["best-of", "3", "--detach", "--json", "--network", "host", "-C", str(workspace.path)]
+    command = [sys.executable, "-c", MAIN, *words, "-c", "echo begun; echo > notes.md; sleep 600"]
+    started = subprocess.run(command, check=True, capture_output=True, text=True)
+    detached = json.loads(started.stdout)["detached"]
+    fork = detached["fork"]
+    page = visit(f"/w/shop/{fork}/")
+    for number in (1, 2, 3):
+        page.locator(f".attempt-card[data-attempt='{fork}.{number}']", has_text="begun").wait_for()
+    choose(page, fork, (2,), by_keyboard=by_keyboard)
+    press(page, "Stop attempts", by_keyboard=by_keyboard)
+    press(page, "Stop", by_keyboard=by_keyboard)
+    page.get_by_role("heading", name=f"Stopped {fork}.2").wait_for()
+    page.locator(f".attempt-card[data-attempt='{fork}.2']", has_text="cancelled").wait_for()
+
+    os.kill(detached["process"], signal.SIGKILL)
+    press(page, "Resume", by_keyboard=by_keyboard)
+    page.get_by_role("heading", name="Resumed").wait_for()
+    with open_ledger(workspace) as ledger:
+        while [one.state for one in ledger.attempts(fork)] != ["running", "cancelled", "running"]:
+            time.sleep(0.1)
+        assert ledger.fork(fork).state == "running"
+    press(page, "Abort all", by_keyboard=by_keyboard)
+    press(page, "Abort", by_keyboard=by_keyboard)
+    page.get_by_role("heading", name="Aborted", exact=True).wait_for()
+    with open_ledger(workspace) as ledger:
+        assert ledger.fork(fork).state == "aborted"
+    assert not (workspace.path / "notes.md").exists()
 
 
 def choose_one(page: Any, fork: str, number: int, *, by_keyboard: bool) -> None:
