@@ -35,6 +35,14 @@ def test_a_part_that_has_not_changed_is_not_sent_again(client: TestClient, fork:
         assert client.get(f"{path}?version=0123456789abcdef").status_code == 200
 
 
+def test_no_panel_drops_the_last_of_several_changes(client: TestClient, fork: str) -> None:
+    """While htmx throttles one event of an element, it drops all of that element's events."""
+    for path in ("/", f"/w/shop/{fork}/", f"/w/shop/{fork}/a/{fork}.1/"):
+        triggers = re.findall(r'hx-trigger="([^"]*sse:[^"]*)"', client.get(path).text)
+        assert triggers
+        assert not [one for one in triggers if "throttle" in one]
+
+
 def test_a_fork_has_a_column_for_each_attempt(client: TestClient, fork: str) -> None:
     page = client.get(f"/w/shop/{fork}/").text
     assert "Tax is 20 percent" in page

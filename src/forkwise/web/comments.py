@@ -185,7 +185,7 @@ def render_follow_ups(view: ForkView, attempt: str = "") -> Markup:
     rows = [_render_follow_up(view, one) for one in notes[-_MOST_FOLLOW_UPS:] if wanted in (None, one.get("attempt"))]
     content = [build_element("h2", "Follow-ups"), build_element("ul", rows, class_="forks")] if rows else None
     address = f"{view.path}follow-ups" + (f"?attempt={attempt}" if attempt else "")
-    return build_panel("follow-ups", address, content, trigger="sse:fork, sse:progress throttle:1s")
+    return build_panel("follow-ups", address, content, trigger="sse:fork, sse:progress")
 
 
 def _render_follow_up(view: ForkView, note: Mapping[str, Any]) -> Markup:

@@ -210,7 +210,7 @@ def render_conversation(
         "tree",
         f"{address}tree{f'?{current}' if current else ''}",
         _render_tree(tree, address, node),
-        trigger="sse:fork, sse:progress throttle:1s",
+        trigger="sse:fork, sse:progress",
     )
     if only == "tree":
         return panel

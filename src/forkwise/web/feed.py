@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["EventFeed"]
 
 _PACE_S = 0.15
-_PROGRESS_S = 0.5  # between two looks at what is not an event: output, and processes that died
+_PROGRESS_S = 1.0  # between two looks at what is not an event: output, and processes that died
 _MOST_EVENTS = 1000
 _PING_S = 15.0
 _SETTLE_S = 0.05  # to send several changes at once
@@ -145,7 +145,7 @@ class _Watcher:
                     self._tell({name for name in found if found[name] != progress.get(name)}, "progress")
                     self._tell({name for name in progress if name not in found}, "fork")
                     progress = found
-            watch.wait(_PACE_S, _PROGRESS_S)
+            watch.wait(_PACE_S, _PROGRESS_S / 2)
 
     def _welcome(self, seen: int) -> None:
         """Tell new listeners to look once more, if something changed after their page was made."""

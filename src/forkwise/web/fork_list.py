@@ -97,7 +97,7 @@ def render_list(catalogue: Catalogue, query: Mapping[str, str]) -> Markup:
     else:
         text = "There is no fork yet. Start one, for example: forkwise best-of 3 -- COMMAND. It appears here at once."
         parts.append(build_element("p", text, class_="empty"))
-    return build_panel("forks", address, parts, trigger="sse:fork, sse:progress throttle:1s")
+    return build_panel("forks", address, parts, trigger="sse:fork, sse:progress")
 
 
 def _find(catalogue: Catalogue, query: Mapping[str, str]) -> tuple[list[_Entry], list[str]]:

@@ -51,7 +51,7 @@ _MAX_STEPS = 200
 PART_SIZE = 32 << 10  # bytes of output that are asked for at once
 _LONGEST_LINE = 2 << 10  # bytes of the next part in which the last line of a part may end
 _LIVE = "sse:fork"
-_PROGRESS = "sse:fork, sse:progress throttle:500ms"
+_PROGRESS = "sse:fork, sse:progress"
 
 
 def build_trail(view: ForkView, *last: str) -> Child:

@@ -122,7 +122,10 @@ def _plain_title(title: str) -> str:
 
 
 def build_panel(name: str, address: str, content: Child, *, trigger: str) -> Markup:
-    """Build a part of a page that is asked for again when ``trigger`` occurs, and replaced only if it changed."""
+    """Build a part of a page that is asked for again when ``trigger`` occurs, and replaced only if it changed.
+
+    The trigger has no ``throttle``: htmx drops every event of the element in that time, and so the last change.
+    """
     inner = join_markup([content])
     version = hashlib.sha256(inner.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return build_element(

@@ -282,7 +282,7 @@ class _Site:
         return HTMLResponse(render_fork(view, visitor, actions=actions, pictures=pictures, talk=talk))
 
     def _build_pictures(self, view: ForkView) -> Markup:
-        return build_panel("pictures", f"{view.path}pictures", render_pictures(view), trigger="sse:fork throttle:1s")
+        return build_panel("pictures", f"{view.path}pictures", render_pictures(view), trigger="sse:fork delay:500ms")
 
     def show_pictures(self, request: Request, view: ForkView) -> Response:
         return _answer_panel(request, self._build_pictures(view))
@@ -401,7 +401,7 @@ class _PreviewDesk:
         if rows:
             listed = build_element("ul", rows, class_="paths previews", aria_label="Previews")
             content = [build_element("h2", "Previews"), listed]
-        return build_panel("previews", f"{view.path}previews", content, trigger="sse:fork, sse:progress throttle:2s")
+        return build_panel("previews", f"{view.path}previews", content, trigger="sse:fork, sse:progress")
 
     def _list_rows(self, view: ForkView) -> list[Child]:
         rows: list[Child] = []
