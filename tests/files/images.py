@@ -16,7 +16,7 @@ from tests.need import need
 
 __all__ = ["loop_image", "mounted_tmpfs"]
 
-_EXIT_TIMEOUT_S = 10.0
+_EXIT_TIMEOUT_S = 60.0
 
 
 @contextmanager
