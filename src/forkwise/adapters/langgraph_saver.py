@@ -15,9 +15,10 @@ import json
 import os
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +235,7 @@ class ThreadFiles:
         with self._changed:
             source, mark = self._open(thread)
             copy = self._wait_for_copy(thread, namespace, checkpoint)
-            if os.path.exists(self.workspace.state_dir.home(_name(target))):
+            if self._has_branch(target):
                 raise BranchError(f"the thread {target} has files already: choose another name", branch=_name(target))
             branch, new = self._open(target)
             if copy not in (None, mark.base, mark.landed):
@@ -243,6 +244,77 @@ class ThreadFiles:
                 new.copy = str(copy)
                 new.save(branch)
             return new.copy
+
+    def copy_thread(self, thread: str, target: str) -> None:
+        """Give another thread, which has no branch yet, a branch and copies like those of a thread.
+
+        Copies keep their names, because the metadata of checkpoints name them. Does nothing if the thread has no
+        files. Raises BranchError if the target has some, or if another thread was committed since the thread's branch
+        was made: the new branch would be made from the new files, and hide that both changed the same.
+        """
+        with self._changed:
+            if self._has_branch(target):
+                raise BranchError(f"the thread {target} has files already: choose another name", branch=_name(target))
+            if not self._has_branch(thread):
+                return
+            source, mark = self._open(thread)
+            if source.status == "stale":
+                raise BranchError(
+                    f"the thread {thread} cannot be copied, because the workspace was committed to since its files "
+                    "were made: commit the thread first, or delete it",
+                    branch=source.name,
+                )
+            # Tasks that ended since the last checkpoint are not run again by the copy: it needs their files.
+            current = save_copy(source) if mark.tasks else mark.copy
+            made = self.workspace.branch(_name(target), None, None)
+            try:
+                for name in list_copies(source):
+                    copy_saved(source, name, made)
+                _Mark(mark.base, mark.base, tasks=["copy"]).save(made)  # after a kill, the base is restored first
+                restore_copy(made, current)
+                replace(mark).save(made)
+                made.keep()
+            except BaseException:
+                made.abort()
+                raise
+            finally:
+                if current != mark.copy:
+                    drop_copy(source, current)
+            if current != mark.copy:
+                drop_copy(made, current)
+
+    def require_idle(self, threads: Iterable[str]) -> None:
+        """Raise BranchError if a task works in a branch of one of the threads."""
+        with self._changed:
+            for thread in threads:
+                if self._has_branch(thread) and (tasks := self._open(thread)[0].children()):
+                    names = ", ".join(task.name for task in tasks)
+                    raise BranchError(f"the thread {thread} has tasks that run: {names}; wait until they end")
+
+    def retain(self, thread: str, checkpoints: Mapping[tuple[str, str], str | None]) -> None:
+        """Drop what the ``checkpoints`` that are left, by namespace and id, do not need.
+
+        The thread's branch goes to the last one that is left if its own was deleted; without any, it is dropped.
+        """
+        with self._changed:
+            if not checkpoints:
+                self.delete(thread)
+                return
+            self._copies = {
+                key: copy for key, copy in self._copies.items() if key[0] != thread or key[1:] in checkpoints
+            }
+            if not self._has_branch(thread):
+                return
+            branch, mark = self._open(thread)
+            if "" in mark.position and ("", mark.position[""]) not in checkpoints:
+                last = max((id_ for namespace, id_ in checkpoints if not namespace), default=None)
+                copy = None if last is None else checkpoints["", last]
+                if last is None or copy not in {None, mark.landed, *list_copies(branch)}:
+                    self._go_to(branch, mark, {}, None)  # its files were committed to the workspace
+                else:
+                    self._go_to(branch, mark, {"": last}, copy)
+                mark.save(branch)
+            self.collect(thread, {copy for copy in checkpoints.values() if copy is not None})
 
     def delete(self, thread: str) -> None:
         """Drop the branch of a thread with all its copies."""
@@ -269,6 +341,9 @@ class ThreadFiles:
         if key in self._failed:
             raise BranchError(f"the checkpoint {checkpoint} of thread {thread} could not be saved")
         return self._copies[key]
+
+    def _has_branch(self, thread: str) -> bool:
+        return os.path.exists(self.workspace.state_dir.home(_name(thread)))
 
     def _open(self, thread: str) -> tuple[Branch, _Mark]:
         """Open the branch of a thread, or create it."""
@@ -350,6 +425,40 @@ def make_saver(workspace: Workspace | str | os.PathLike[str], saver: Any = None)
             files.note_failure(values["thread_id"], values.get("checkpoint_ns", ""), checkpoint["id"])
             raise
 
+    def has_own(name: str) -> bool:
+        return getattr(type(inner), name, None) not in (None, getattr(BaseCheckpointSaver, name, None))
+
+    def find(name: str, in_memory: Callable[..., None]) -> Callable[..., None]:
+        """Return a method that savers may lack, such as LangGraph's in memory."""
+        if has_own(name):
+            method: Callable[..., None] = getattr(inner, name)
+            return method
+        if isinstance(inner, InMemorySaver):
+            return partial(in_memory, inner)
+        raise NotImplementedError(f"{type(inner).__name__}, which stores the checkpoints, has no {name}")
+
+    def afind(name: str, in_memory: Callable[..., None]) -> Callable[..., Awaitable[None]]:
+        if has_own(f"a{name}"):
+            method: Callable[..., Awaitable[None]] = getattr(inner, f"a{name}")
+            return method
+        return partial(run_in_thread, find(name, in_memory))
+
+    def read_copies(rows: Iterable[Any]) -> dict[tuple[str, str], str | None]:
+        copies = {}
+        for found in rows:
+            values, copy = found.config["configurable"], (found.metadata or {}).get(FILES_KEY)
+            copies[values.get("checkpoint_ns", ""), values["checkpoint_id"]] = copy if isinstance(copy, str) else None
+        return copies
+
+    def retain_files(threads: Iterable[str]) -> None:
+        for thread in threads:
+            files.retain(thread, read_copies(inner.list({"configurable": {"thread_id": thread}})))
+
+    async def aretain_files(threads: Iterable[str]) -> None:
+        for thread in threads:
+            rows = [found async for found in inner.alist({"configurable": {"thread_id": thread}})]
+            await run_in_thread(files.retain, thread, read_copies(rows))
+
     class BranchSaver(BaseCheckpointSaver):  # type: ignore[misc]  # Any without the package
         """Checkpoints of another saver, with the files that belong to them."""
 
@@ -415,6 +524,55 @@ def make_saver(workspace: Workspace | str | os.PathLike[str], saver: Any = None)
             await inner.adelete_thread(thread_id)
             await run_in_thread(files.delete, thread_id)
 
+        def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+            """Copy a thread with all its checkpoints and their files; the target must not exist."""
+            copy = find("copy_thread", _copy_in_memory)
+            files.copy_thread(source_thread_id, target_thread_id)
+            try:
+                copy(source_thread_id, target_thread_id)
+            except BaseException:
+                files.delete(target_thread_id)
+                raise
+
+        async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+            copy = afind("copy_thread", _copy_in_memory)
+            await run_in_thread(files.copy_thread, source_thread_id, target_thread_id)
+            try:
+                await copy(source_thread_id, target_thread_id)
+            except BaseException:
+                await finish(run_in_thread(files.delete, target_thread_id))
+                raise
+
+        def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+            """Delete the checkpoints of threads but the last of each namespace, or all, with their files."""
+            prune = find("prune", _prune_in_memory)
+            files.require_idle(thread_ids)
+            prune(thread_ids, strategy=strategy)
+            retain_files(thread_ids)
+
+        async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+            prune = afind("prune", _prune_in_memory)
+            await run_in_thread(files.require_idle, thread_ids)
+            await prune(thread_ids, strategy=strategy)
+            await aretain_files(thread_ids)
+
+        def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+            """Delete the checkpoints of runs, with their files; a thread goes back to its last one that is left."""
+            delete = find("delete_for_runs", _delete_runs_in_memory)
+            rows = [found for run in run_ids for found in inner.list(None, filter={"run_id": run})]
+            threads = sorted({found.config["configurable"]["thread_id"] for found in rows})
+            files.require_idle(threads)
+            delete(run_ids)
+            retain_files(threads)
+
+        async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+            delete = afind("delete_for_runs", _delete_runs_in_memory)
+            rows = [found for run in run_ids async for found in inner.alist(None, filter={"run_id": run})]
+            threads = sorted({found.config["configurable"]["thread_id"] for found in rows})
+            await run_in_thread(files.require_idle, threads)
+            await delete(run_ids)
+            await aretain_files(threads)
+
         # Files
 
         @contextmanager
@@ -465,11 +623,80 @@ def make_saver(workspace: Workspace | str | os.PathLike[str], saver: Any = None)
 
         def collect_files(self, thread_id: str) -> None:
             """Drop the saved files of checkpoints that were deleted from the inner saver."""
-            config = {"configurable": {"thread_id": thread_id}}
-            used = {(found.metadata or {}).get(FILES_KEY) for found in inner.list(config)}
-            files.collect(thread_id, {copy for copy in used if isinstance(copy, str)})
+            used = read_copies(inner.list({"configurable": {"thread_id": thread_id}})).values()
+            files.collect(thread_id, {copy for copy in used if copy is not None})
 
     return BranchSaver()
+
+
+# What LangGraph's saver in memory lacks
+
+
+def _copy_in_memory(saver: Any, source: str, target: str) -> None:
+    """Copy all checkpoints, writes and values of a thread. Raises BranchError if the target has some."""
+    if any(saver.storage.get(target, {}).values()):
+        raise BranchError(f"the thread {target} has checkpoints already: choose another name")
+    for namespace, rows in list(saver.storage.get(source, {}).items()):
+        saver.storage[target][namespace].update(rows)
+    for key, value in list(saver.blobs.items()):
+        if key[0] == source:
+            saver.blobs[target, *key[1:]] = value
+    for key, writes in list(saver.writes.items()):
+        if key[0] == source:
+            saver.writes[target, *key[1:]].update(writes)
+
+
+def _prune_in_memory(saver: Any, threads: Iterable[str], *, strategy: str = "keep_latest") -> None:
+    """Delete the checkpoints of threads: all, or all but the last of each namespace and what it is computed from."""
+    if strategy not in ("keep_latest", "delete"):
+        raise ValueError(f"{strategy!r} is not a strategy: keep_latest and delete are")
+    for thread in threads:
+        if strategy == "delete":
+            saver.delete_thread(thread)
+            continue
+        for namespace, rows in list(saver.storage.get(thread, {}).items()):
+            _delete_rows(saver, thread, namespace, set(rows) - _find_needed(saver, thread, namespace, rows))
+
+
+def _find_needed(saver: Any, thread: str, namespace: str, rows: Mapping[str, Any]) -> set[str]:
+    """Return the last checkpoint, and those before it up to one that has the whole value of each delta channel."""
+    current: str | None = max(rows, default=None)
+    needed: set[str] = set()
+    channels: set[str] | None = None
+    while current is not None and current in rows and channels != set():
+        needed.add(current)
+        row, metadata, parent = rows[current]
+        if channels is None:
+            channels = set(saver.serde.loads_typed(metadata).get("counters_since_delta_snapshot") or ())
+        versions = saver.serde.loads_typed(row)["channel_versions"]
+        keys = {channel: (thread, namespace, channel, versions.get(channel)) for channel in channels}
+        channels = {channel for channel, key in keys.items() if saver.blobs.get(key, ("empty",))[0] == "empty"}
+        current = parent
+    return needed
+
+
+def _delete_runs_in_memory(saver: Any, runs: Iterable[str]) -> None:
+    """Delete the checkpoints of runs in all threads."""
+    wanted = set(runs)
+    for thread, namespaces in list(saver.storage.items()):
+        for namespace, rows in list(namespaces.items()):
+            found = {id_ for id_, row in rows.items() if saver.serde.loads_typed(row[1]).get("run_id") in wanted}
+            _delete_rows(saver, thread, namespace, found)
+
+
+def _delete_rows(saver: Any, thread: str, namespace: str, checkpoints: set[str]) -> None:
+    """Delete checkpoints of a namespace, their writes, and the values that none of the others has."""
+    if not checkpoints:
+        return
+    rows = saver.storage[thread][namespace]
+    for id_ in checkpoints:
+        rows.pop(id_, None)
+        saver.writes.pop((thread, namespace, id_), None)
+    left = [saver.serde.loads_typed(row)["channel_versions"] for row, _, _ in rows.values()]
+    used = {(channel, version) for versions in left for channel, version in versions.items()}
+    for key in list(saver.blobs):
+        if key[:2] == (thread, namespace) and key[2:] not in used:
+            saver.blobs.pop(key, None)
 
 
 Try = Callable[[Any, Path], Any]
