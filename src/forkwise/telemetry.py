@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 __all__ = [
+    "ToolSpans",
     "allow_export",
     "chat_span",
     "current_span",
@@ -24,6 +26,7 @@ __all__ = [
     "record_usage",
     "span",
     "split_model",
+    "trace_tools",
 ]
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -173,6 +176,77 @@ def chat_span(model: Any, usage: Any) -> Iterator[Any]:
             yield started
         finally:
             record_usage(started, {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens})
+
+
+class ToolSpans:
+    """The calls of tools that an agent reports, as spans inside of that of its invocation.
+
+    They have names, never arguments or results. Another thread than the caller's may start and end them.
+    """
+
+    def __init__(self, tracer: Any, context: Any) -> None:
+        self._tracer = tracer
+        self._context = context
+        self._begin_ns = time.time_ns()
+        self._open: dict[str, Any] = {}
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def start(self, tool: str, call: str, *, at_ms: int | None = None) -> None:
+        """Start the span of a call, now or at a time by the agent's clock; one without an id ends with the next."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._end(call, at_ms)
+            name = tool or "other"
+            values = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name}
+            if call:
+                values["gen_ai.tool.call.id"] = call
+            self._open[call] = self._tracer.start_span(
+                f"execute_tool {name}", self._context, attributes=values, start_time=self._find_time(at_ms)
+            )
+
+    def end(self, call: str, *, is_failed: bool, at_ms: int | None = None) -> None:
+        """End the span of a call; do nothing if there is none."""
+        with self._lock:
+            if is_failed and call in self._open:
+                self._open[call].set_attribute("error.type", "tool_error")
+                mark_failed(self._open[call], None)
+            self._end(call, at_ms)
+
+    def close(self) -> None:
+        """End the spans of calls whose end was not reported."""
+        with self._lock:
+            self._is_closed = True
+            for call in list(self._open):
+                self._end(call, None)
+
+    def _end(self, call: str, at_ms: int | None) -> None:
+        started = self._open.pop(call, None)
+        if started is not None:
+            started.end(self._find_time(at_ms))
+
+    def _find_time(self, at_ms: int | None) -> int:
+        """Return a time in nanoseconds: now, or one that was reported, which lies between the beginning and now."""
+        now = time.time_ns()
+        return now if at_ms is None else max(self._begin_ns, min(at_ms * 1_000_000, now))
+
+
+@contextmanager
+def trace_tools() -> Iterator[ToolSpans | None]:
+    """Yield the spans of tool calls inside of the current span; None if nobody records it."""
+    active = current_span()
+    tracer = _find_tracer() if active.is_recording() else None
+    if tracer is None:
+        yield None
+        return
+    from opentelemetry.trace import set_span_in_context  # noqa: PLC0415 (loaded by now)
+
+    spans = ToolSpans(tracer, set_span_in_context(active))
+    try:
+        yield spans
+    finally:
+        spans.close()
 
 
 def _prefix(attributes: Mapping[str, Value]) -> dict[str, Value]:

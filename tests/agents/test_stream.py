@@ -15,6 +15,7 @@ from forkwise.agents.agent_event import format_step
 from forkwise.agents.stream import FORMATS, AgentStream
 from forkwise.fork.candidate import judge
 from forkwise.fork.runner import RunEnd
+from forkwise.telemetry import ToolSpans
 
 STREAMS = Path(__file__).with_name("streams")
 PROJECT = "/home/me/project"
@@ -51,6 +52,78 @@ USED = {
     "goose": (3600, 135, 0.01035),
     "opencode": (4800, 180, 0.0171),
 }
+
+
+class RecordedTools(ToolSpans):
+    """Lists the calls instead of tracing them."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+        self.started: list[str] = []
+        self.unfinished: dict[str, str] = {}
+        self.failed: list[str] = []
+
+    def start(self, tool: str, call: str, *, at_ms: int | None = None) -> None:
+        self.started.append(tool)
+        self.unfinished[call] = tool
+
+    def end(self, call: str, *, is_failed: bool, at_ms: int | None = None) -> None:
+        tool = self.unfinished.pop(call)
+        self.failed += [tool] * is_failed
+
+
+@pytest.mark.parametrize("path", sorted(STREAMS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_each_tool_call_of_a_recorded_stream_has_an_end(path: Path) -> None:
+    name = {"qwen": "claude"}.get(path.stem, path.stem)
+    traced, tools = AgentStream(name, PROJECT), RecordedTools()
+    traced.trace_tools(tools)
+    traced.feed("stdout", path.read_bytes())
+    traced.finish()
+    plain = read(name, path.read_bytes())
+    steps = traced.take_steps()
+    assert tools.started == [step["tool"] for step in steps if step["kind"] == "tool"] != []
+    assert (tools.unfinished, tools.failed) == ({}, [])
+    assert (steps, traced.facts, traced.find_cost()) == (plain.take_steps(), plain.facts, plain.find_cost())
+
+
+FAILED_CALLS = {
+    "acp": [
+        {"type": "update", "update": {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "x", "kind": "other"}},
+        {"type": "update", "update": {"sessionUpdate": "tool_call_update", "toolCallId": "c", "status": "in_progress"}},
+        {"type": "update", "update": {"sessionUpdate": "tool_call_update", "toolCallId": "c", "status": "failed"}},
+    ],
+    "claude": [
+        {"type": "assistant", "message": {"content": [{"type": "tool_use", "id": "c", "name": "x"}]}},
+        {"type": "user", "message": {"content": [{"type": "tool_result", "tool_use_id": "c", "is_error": True}]}},
+    ],
+    "codex": [
+        {"type": "item.started", "item": {"id": "c", "type": "mcp_tool_call", "tool": "x"}},
+        {"type": "item.completed", "item": {"id": "c", "type": "mcp_tool_call", "tool": "x", "status": "failed"}},
+    ],
+    "copilot": [
+        {"type": "tool.execution_start", "data": {"toolCallId": "c", "toolName": "x"}},
+        {"type": "tool.execution_complete", "data": {"toolCallId": "c", "success": False}},
+    ],
+    "gemini": [
+        {"type": "tool_use", "tool_id": "c", "tool_name": "x"},
+        {"type": "tool_result", "tool_id": "c", "status": "error"},
+    ],
+    "opencode": [{"type": "tool_use", "part": {"callID": "c", "tool": "x", "state": {"status": "error"}}}],
+    "pi": [
+        {"type": "tool_execution_start", "toolCallId": "c", "toolName": "x"},
+        {"type": "tool_execution_end", "toolCallId": "c", "isError": True},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", sorted(FAILED_CALLS))
+def test_a_failed_tool_call_is_known(name: str) -> None:
+    stream, tools = AgentStream(name, PROJECT), RecordedTools()
+    stream.trace_tools(tools)
+    separators = (", ", ": ") if name == "acp" else (",", ":")
+    for data in FAILED_CALLS[name]:
+        stream.feed("stdout", json.dumps(data, separators=separators).encode() + b"\n")
+    assert (len(tools.failed), tools.unfinished) == (1, {})
 
 
 @pytest.mark.parametrize("size", [7, 1 << 20])

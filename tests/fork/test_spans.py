@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -182,6 +185,77 @@ def test_an_agents_attempt_is_its_invocation(exported: InMemorySpanExporter, wor
         "forkwise.cost.usd": 0.5,
         "forkwise.label": "claude",
     }
+
+
+def agent_of(*lines: str) -> Any:
+    from forkwise.agents.stream import AgentStream
+    from forkwise.fork.candidate import Candidate
+
+    return Candidate(
+        "claude",
+        argv=("sh", "-c", f"touch made; cat <<'END'\n{chr(10).join(lines)}\nEND\n"),
+        agent="claude",
+        provider="anthropic",
+        read_output=lambda directory: AgentStream("claude", directory),
+    )
+
+
+def call_line(id_: str, name: str) -> str:
+    part = {"type": "tool_use", "id": id_, "name": name, "input": {"command": "secret", "file_path": "secret"}}
+    return json.dumps({"type": "assistant", "message": {"id": "m", "content": [part]}}, separators=(",", ":"))
+
+
+def result_line(id_: str, *, is_error: bool = False) -> str:
+    part = {"type": "tool_result", "tool_use_id": id_, "content": "secret", "is_error": is_error}
+    return json.dumps({"type": "user", "message": {"content": [part]}}, separators=(",", ":"))
+
+
+def test_an_agents_tool_calls_lie_in_its_invocation(exported: InMemorySpanExporter, workspace: Workspace) -> None:
+    lines = [call_line("c1", "Bash"), call_line("c2", "Read"), result_line("c2"), result_line("c1", is_error=True)]
+    lines += [result_line("unknown"), call_line("c3", "Edit")]
+    assert Speculate([agent_of(*lines)])(workspace).committed
+    spans = exported.get_finished_spans()
+    [invocation] = [span for span in spans if span.name == "invoke_agent claude"]
+    calls = {span.name: span for span in spans if span.name.startswith("execute_tool ")}
+    assert {name: dict(span.attributes or {}) for name, span in calls.items()} == {
+        f"execute_tool {name}": {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": name,
+            "gen_ai.tool.call.id": id_,
+            **more,
+        }
+        for name, id_, more in (("bash", "c1", {"error.type": "tool_error"}), ("read", "c2", {}), ("edit", "c3", {}))
+    }
+    for span in calls.values():
+        assert above(span, spans) is invocation
+        assert invocation.start_time <= span.start_time <= span.end_time <= invocation.end_time  # type: ignore[operator]
+    bash, other = calls["execute_tool bash"], calls["execute_tool read"]
+    assert bash.start_time <= other.start_time <= other.end_time <= bash.end_time  # type: ignore[operator]
+    assert bash.status.status_code is StatusCode.ERROR
+    assert other.status.status_code is StatusCode.UNSET
+    assert not [span for span in spans if "secret" in span.to_json()]
+
+
+def test_tool_calls_are_not_read_if_nobody_records(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forkwise.agents.stream import AgentStream
+
+    monkeypatch.setattr(telemetry, "_find_tracer", lambda: None)
+    monkeypatch.setattr(AgentStream, "trace_tools", lambda *_: pytest.fail("it is traced"))
+    assert Speculate([agent_of(call_line("c1", "Bash"), result_line("c1"))])(workspace).committed
+
+
+def test_times_of_tool_calls_are_bounded(exported: InMemorySpanExporter) -> None:
+    begin = time.time_ns()
+    with telemetry.span("agent"), telemetry.trace_tools() as tools:
+        assert tools is not None
+        tools.start("a", "1", at_ms=1)
+        tools.end("1", is_failed=False, at_ms=10**13)
+        tools.start("", "")
+        tools.start("b", "")
+    tools.start("late", "2")
+    spans = exported.get_finished_spans()
+    assert [span.name for span in spans] == ["execute_tool a", "execute_tool other", "execute_tool b", "forkwise.agent"]
+    assert all(begin <= span.start_time <= span.end_time <= time.time_ns() for span in spans)  # type: ignore[operator]
 
 
 def test_errors_have_a_type_and_explanations_are_bounded(exported: InMemorySpanExporter) -> None:

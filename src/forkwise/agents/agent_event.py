@@ -17,6 +17,7 @@ from forkwise.text.clean import clean_text, truncate_line, truncate_middle
 __all__ = [
     "AgentEvent",
     "Tokens",
+    "build_result_event",
     "build_tool_event",
     "format_step",
     "to_amount",
@@ -26,12 +27,13 @@ __all__ = [
     "to_text",
 ]
 
-Kind = Literal["session", "step", "tool", "message", "usage", "limit", "failure", "end", "note"]
+Kind = Literal["session", "step", "tool", "result", "message", "usage", "limit", "failure", "end", "note"]
 
 _MAX_LINE = 200  # characters of a target or a name
 _MAX_TEXT = 50_000  # characters of a message
 _MAX_TARGET = 2000
 _MAX_COUNT = 10**12
+_MAX_TIME_MS = 10**13
 _MAX_USD = 10**6
 
 
@@ -69,7 +71,9 @@ class AgentEvent(NamedTuple):
     ``text`` is the id of a session, the target of a tool, a message, or the reason of a failure. A ``message`` with
     ``is_part`` continues the one before. ``usage`` has the tokens and the cost of the ``request`` that it names, which
     may be reported again with more; without a name they are those of the whole run. ``end`` has the closing message.
-    ``limit`` says that the provider refuses requests, for ``delay_s`` seconds from now on if it is known.
+    ``result`` says that the ``tool`` event with the same ``call`` has ended; ``at_ms`` is the time by the agent's own
+    clock, if the line has both events. ``limit`` says that the provider refuses requests, for ``delay_s`` seconds from
+    now on if it is known.
     """
 
     kind: Kind
@@ -81,6 +85,9 @@ class AgentEvent(NamedTuple):
     usd: float | None = None
     is_part: bool = False
     delay_s: float | None = None
+    call: str = ""
+    is_failed: bool = False
+    at_ms: int | None = None
 
 
 _NAMES = {
@@ -98,7 +105,7 @@ _ESCAPED = re.compile(r"\\([\\$`\"])")
 _WRAPPERS = ("/bin/bash -lc ", "/usr/bin/bash -lc ", "bash -lc ", "/bin/sh -c ", "sh -c ", "/bin/zsh -lc ", "zsh -lc ")
 
 
-def build_tool_event(tool: object, arguments: object) -> AgentEvent:
+def build_tool_event(tool: object, arguments: object, call: object = None, at_ms: object = None) -> AgentEvent:
     """Build the event of a tool call: a short name of the tool and what it is applied to.
 
     >>> event = build_tool_event("run_shell_command", {"command": "/bin/bash -lc 'pytest -q'"})
@@ -111,7 +118,23 @@ def build_tool_event(tool: object, arguments: object) -> AgentEvent:
     target = next((value for value in found if isinstance(value, str | list) and value), "")
     if isinstance(target, list):
         target = " ".join(word for word in target[:100] if isinstance(word, str))
-    return AgentEvent(kind="tool", tool=_NAMES.get(name.lower(), name), text=to_line(_unwrap(target[:_MAX_TARGET])))
+    return AgentEvent(
+        kind="tool",
+        tool=_NAMES.get(name.lower(), name),
+        text=to_line(_unwrap(target[:_MAX_TARGET])),
+        call=to_line(call),
+        at_ms=_to_time(at_ms),
+    )
+
+
+def build_result_event(call: object, *, is_failed: bool, at_ms: object = None) -> AgentEvent:
+    """Build the event of a tool call's end."""
+    return AgentEvent(kind="result", call=to_line(call), is_failed=is_failed, at_ms=_to_time(at_ms))
+
+
+def _to_time(value: object) -> int | None:
+    """Return a time in milliseconds; None if the value is not one."""
+    return value if type(value) is int and 0 < value <= _MAX_TIME_MS else None
 
 
 def _unwrap(command: str) -> str:

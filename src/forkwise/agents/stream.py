@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forkwise.agents.agent_event import AgentEvent, Tokens, format_step, to_line, to_text
 from forkwise.agents.formats import acp, claude, codex, copilot, gemini, goose, opencode, pi, vibe
 from forkwise.fork.candidate import Judgement, OutputReader
+
+if TYPE_CHECKING:
+    from forkwise.telemetry import ToolSpans
 
 __all__ = ["FORMATS", "AgentStream", "StreamFormat"]
 
@@ -44,7 +47,8 @@ class StreamFormat:
     Lines that begin with one of ``skipped`` have nothing to show. Those of ``steps`` have only steps and messages: once
     enough of these were recorded, only the last ones are parsed, when they are needed. So are those of ``parts``, each
     with a part of a message and nothing else. Those of ``requests`` have steps and messages as well, beside what
-    ``read_usage`` returns, which always counts.
+    ``read_usage`` returns, which always counts. Those of ``results``, which are among the skipped ones, are read only
+    if tool calls are traced.
     """
 
     read_event: Callable[[Mapping[str, Any]], Iterable[AgentEvent] | None]
@@ -53,14 +57,21 @@ class StreamFormat:
     parts: tuple[bytes, ...] = ()
     requests: tuple[bytes, ...] = ()
     read_usage: Callable[[Mapping[str, Any]], AgentEvent | None] | None = None
+    results: tuple[bytes, ...] = ()
 
 
 FORMATS: dict[str, StreamFormat] = {
-    "acp": StreamFormat(acp.read_event, acp.SKIPPED, acp.STEPS, acp.PARTS),
-    "claude": StreamFormat(claude.read_event, claude.SKIPPED, requests=claude.REQUESTS, read_usage=claude.read_usage),
+    "acp": StreamFormat(acp.read_event, acp.SKIPPED, acp.STEPS, acp.PARTS, results=acp.RESULTS),
+    "claude": StreamFormat(
+        claude.read_event,
+        claude.SKIPPED,
+        requests=claude.REQUESTS,
+        read_usage=claude.read_usage,
+        results=claude.RESULTS,
+    ),
     "codex": StreamFormat(codex.read_event, codex.SKIPPED, codex.STEPS),
-    "copilot": StreamFormat(copilot.read_event, copilot.SKIPPED, copilot.STEPS),
-    "gemini": StreamFormat(gemini.read_event, gemini.SKIPPED, gemini.STEPS, gemini.PARTS),
+    "copilot": StreamFormat(copilot.read_event, copilot.SKIPPED, copilot.STEPS, results=copilot.RESULTS),
+    "gemini": StreamFormat(gemini.read_event, gemini.SKIPPED, gemini.STEPS, gemini.PARTS, results=gemini.RESULTS),
     "goose": StreamFormat(goose.read_event, goose.SKIPPED, goose.STEPS),
     "opencode": StreamFormat(opencode.read_event, steps=opencode.STEPS),
     "pi": StreamFormat(pi.read_event, pi.SKIPPED),
@@ -160,8 +171,16 @@ class AgentStream(OutputReader):
         self._requests: dict[str, tuple[str, Tokens, float | None]] = {}
         self._total: tuple[Tokens | None, float | None] = (None, None)
         self._delay_s: float | None = None  # how long the provider refuses requests
+        self._tools: ToolSpans | None = None
         self._earlier = Tokens()  # of earlier runs
         self._earlier_usd: float | None = None
+
+    def trace_tools(self, spans: ToolSpans) -> None:
+        with self._lock:
+            self._tools = spans
+            if self._format is not None:
+                skipped = tuple(begin for begin in self._format.skipped if begin not in self._format.results)
+                self._format = replace(self._format, skipped=skipped)
 
     def feed(self, stream: str, piece: bytes) -> None:
         with self._lock:
@@ -326,6 +345,9 @@ class AgentStream(OutputReader):
             self._end(event.text)
         elif kind == "limit":
             self._delay_s = event.delay_s
+        elif kind == "result":
+            if self._tools is not None:
+                self._tools.end(event.call, is_failed=event.is_failed, at_ms=event.at_ms)
         else:
             self._read_postponed()
             self._close_message()
@@ -340,6 +362,8 @@ class AgentStream(OutputReader):
             case "tool" | "step":
                 target = event.text.removeprefix(self._prefix).replace(f" {self._prefix}", " ")
                 self._add_step({"kind": event.kind, "tool": event.tool, "text": target})
+                if self._tools is not None and event.kind == "tool" and self._step_count <= _MAX_STEPS:
+                    self._tools.start(event.tool, event.call, at_ms=event.at_ms)
             case "failure":
                 self._failure = to_line(event.text, _MAX_REASON)
                 self._add_step({"kind": "failure", "text": self._failure})

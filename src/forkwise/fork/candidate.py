@@ -25,6 +25,7 @@ from forkwise.text.clean import truncate_middle
 
 if TYPE_CHECKING:
     from forkwise.fork.runner import Function, RunEnd
+    from forkwise.telemetry import ToolSpans
 
 __all__ = [
     "Candidate",
@@ -151,6 +152,10 @@ class OutputReader(ABC):
 
     ``feed`` is called in another thread than everything else.
     """
+
+    @abstractmethod
+    def trace_tools(self, spans: ToolSpans) -> None:
+        """Record the calls of tools that the output reports from now on."""
 
     @abstractmethod
     def feed(self, stream: str, piece: bytes) -> None:

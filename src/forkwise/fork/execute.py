@@ -34,6 +34,7 @@ from forkwise.ledger.connections import open_connections
 from forkwise.ledger.logs import AttemptLog, ServerLogs, compress_log
 from forkwise.sandbox.jail_plan import explain_private_temporary
 from forkwise.servers.data_branch import hold_data, record_data
+from forkwise.telemetry import trace_tools
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
@@ -464,6 +465,8 @@ async def _run(attempt: Attempt, output: AttemptLog, *, is_again: bool) -> Judge
             watchers.enter_context(_report_progress(attempt, output))
             watchers.enter_context(attempt.fork.time_budget.spend())
             if attempt.reader is not None:
+                if (tools := watchers.enter_context(trace_tools())) is not None:
+                    attempt.reader.trace_tools(tools)
                 is_checked = attempt.fork.spend_budget.is_limited
                 job = replace(job, on_output=_share(output, attempt.reader, check if is_checked else None))
             end = await settings.runner.run(job)

@@ -8,6 +8,7 @@ from typing import Any
 from forkwise.agents.agent_event import (
     AgentEvent,
     Tokens,
+    build_result_event,
     build_tool_event,
     to_amount,
     to_line,
@@ -15,13 +16,12 @@ from forkwise.agents.agent_event import (
     to_text,
 )
 
-__all__ = ["PARTS", "SKIPPED", "STEPS", "read_event"]
+__all__ = ["PARTS", "RESULTS", "SKIPPED", "STEPS", "read_event"]
 
 _VERBS = {"execute": "bash", "edit": "edit", "read": "read", "delete": "delete", "move": "move", "fetch": "fetch"}
 _SILENT = {
     "agent_thought_chunk",
     "user_message_chunk",
-    "tool_call_update",
     "available_commands_update",
     "current_mode_update",
     "config_option_update",
@@ -33,7 +33,10 @@ def _begin(*kinds: str) -> tuple[bytes, ...]:
     return tuple(b'{"type": "update", "update": {"sessionUpdate": "%b"' % kind.encode() for kind in kinds)
 
 
-SKIPPED = _begin(*sorted(_SILENT))
+RESULTS = _begin("tool_call_update")
+"""Beginnings of lines that may say how a tool call ended."""
+
+SKIPPED = (*_begin(*sorted(_SILENT)), *RESULTS)
 """Beginnings of lines without anything to show."""
 
 STEPS = _begin("tool_call", "plan")
@@ -65,7 +68,9 @@ def _read_update(update: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
             text = to_text(to_table(update.get("content")).get("text"))
             return iter((AgentEvent(kind="message", text=text, is_part=True),))
         case "tool_call":
-            return iter((_read_call(update),))
+            return _read_call(update)
+        case "tool_call_update":
+            return _read_call_end(update)
         case "plan":
             return _read_plan(update.get("entries"))
         case "usage_update":
@@ -77,16 +82,23 @@ def _read_update(update: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
     return None
 
 
-def _read_call(update: Mapping[str, Any]) -> AgentEvent:
+def _read_call(update: Mapping[str, Any]) -> Iterator[AgentEvent]:
     """Return a tool call by its kind and what it is applied to, or else by its title."""
     kind = update.get("kind")
     verb = _VERBS.get(kind) if isinstance(kind, str) else None
     places = update.get("locations")
     place = to_table(places[0]) if isinstance(places, list) and places else {}
-    event = build_tool_event(verb, update.get("rawInput") or place)
+    event = build_tool_event(verb, update.get("rawInput") or place, update.get("toolCallId"))
     if verb is None or not event.text:
-        return AgentEvent(kind="tool", text=to_line(update.get("title")))
-    return event
+        event = AgentEvent(kind="tool", text=to_line(update.get("title")), call=event.call)
+    yield event
+    yield from _read_call_end(update)
+
+
+def _read_call_end(update: Mapping[str, Any]) -> Iterator[AgentEvent]:
+    status = update.get("status")
+    if status in ("completed", "failed"):
+        yield build_result_event(update.get("toolCallId"), is_failed=status == "failed")
 
 
 def _read_plan(entries: object) -> Iterator[AgentEvent]:

@@ -9,6 +9,7 @@ from typing import Any
 from forkwise.agents.agent_event import (
     AgentEvent,
     Tokens,
+    build_result_event,
     build_tool_event,
     to_amount,
     to_count,
@@ -17,10 +18,13 @@ from forkwise.agents.agent_event import (
     to_text,
 )
 
-__all__ = ["REQUESTS", "SKIPPED", "read_event", "read_usage"]
+__all__ = ["REQUESTS", "RESULTS", "SKIPPED", "read_event", "read_usage"]
 
 SKIPPED = (b'{"type":"user",',)
 """Beginnings of lines without anything to show: the results of tools, which are most of a stream."""
+
+RESULTS = SKIPPED
+"""Those of them that say how a tool call ended."""
 
 REQUESTS = (b'{"type":"assistant",',)
 """Beginnings of lines with steps and messages, and with what their request has used so far."""
@@ -37,7 +41,9 @@ def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
             return _read_result(data)
         case "rate_limit_event":
             return _read_limit(to_table(data.get("rate_limit_info")))
-        case "user" | "stream_event" | "control_response" | "tool_progress" | "auth_status":
+        case "user":
+            return _read_results(to_table(data.get("message")).get("content"))
+        case "stream_event" | "control_response" | "tool_progress" | "auth_status":
             return iter(())
     return None
 
@@ -59,13 +65,19 @@ def _read_message(message: Mapping[str, Any], *, is_nested: bool) -> Iterator[Ag
     content = message.get("content")
     for part in map(to_table, content if isinstance(content, list) else ()):
         if part.get("type") == "tool_use":
-            yield build_tool_event(part.get("name"), part.get("input"))
+            yield build_tool_event(part.get("name"), part.get("input"), part.get("id"))
         elif part.get("type") == "text" and not is_nested:
             yield AgentEvent(kind="message", text=to_text(part.get("text")))
         elif part.get("type") == "thinking":
             yield AgentEvent(kind="step", text="thinks")
     if usage := _read_request(message):
         yield usage
+
+
+def _read_results(content: object) -> Iterator[AgentEvent]:
+    for part in map(to_table, content if isinstance(content, list) else ()):
+        if part.get("type") == "tool_result":
+            yield build_result_event(part.get("tool_use_id"), is_failed=part.get("is_error") is True)
 
 
 def read_usage(data: Mapping[str, Any]) -> AgentEvent | None:

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from forkwise.agents.agent_event import AgentEvent, Tokens, build_tool_event, to_line, to_table, to_text
+from forkwise.agents.agent_event import (
+    AgentEvent,
+    Tokens,
+    build_result_event,
+    build_tool_event,
+    to_line,
+    to_table,
+    to_text,
+)
 
-__all__ = ["PARTS", "SKIPPED", "STEPS", "read_event"]
+__all__ = ["PARTS", "RESULTS", "SKIPPED", "STEPS", "read_event"]
 
 SKIPPED = (b'{"type":"tool_result",',)
 """Beginnings of lines without anything to show."""
+
+RESULTS = SKIPPED
+"""Those of them that say how a tool call ended."""
 
 STEPS = (b'{"type":"tool_use",',)
 """Beginnings of lines with nothing but steps."""
@@ -29,10 +40,12 @@ def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
         case "message" if data.get("role") == "assistant":
             is_part = data.get("delta") is True
             return iter((AgentEvent(kind="message", text=to_text(data.get("content")), is_part=is_part),))
-        case "message" | "tool_result":
+        case "message":
             return iter(())
+        case "tool_result":
+            return iter((build_result_event(data.get("tool_id"), is_failed=data.get("status") == "error"),))
         case "tool_use":
-            return iter((build_tool_event(data.get("tool_name"), data.get("parameters")),))
+            return iter((build_tool_event(data.get("tool_name"), data.get("parameters"), data.get("tool_id")),))
         case "error":
             return iter((AgentEvent(kind="step", text=to_line(data.get("message"))),))
         case "result":

@@ -8,6 +8,7 @@ from typing import Any
 from forkwise.agents.agent_event import (
     AgentEvent,
     Tokens,
+    build_result_event,
     build_tool_event,
     to_amount,
     to_line,
@@ -39,18 +40,27 @@ def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
 
 
 def _read_message(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
+    content = message.get("content")
+    parts = [to_table(part) for part in content] if isinstance(content, list) else []
     if message.get("role") != "assistant":
+        for part in parts:
+            if part.get("type") == "toolResponse":
+                yield _read_response(part.get("id"), to_table(part.get("toolResult")))
         return
     inference = to_table(to_table(message.get("metadata")).get("inference"))
     if model := to_line(inference.get("requestedModel")):
         yield AgentEvent(kind="session", model=model)
-    content = message.get("content")
-    for part in map(to_table, content if isinstance(content, list) else ()):
+    for part in parts:
         if part.get("type") == "text":
             yield AgentEvent(kind="message", text=to_text(part.get("text")))
         elif part.get("type") == "toolRequest":
             call = to_table(to_table(part.get("toolCall")).get("value"))
-            yield build_tool_event(str(call.get("name", "")).rpartition("__")[2], call.get("arguments"))
+            yield build_tool_event(str(call.get("name", "")).rpartition("__")[2], call.get("arguments"), part.get("id"))
+
+
+def _read_response(call: object, result: Mapping[str, Any]) -> AgentEvent:
+    is_failed = result.get("status") == "error" or to_table(result.get("value")).get("isError") is True
+    return build_result_event(call, is_failed=is_failed)
 
 
 def _read_end(data: Mapping[str, Any]) -> Iterator[AgentEvent]:

@@ -8,6 +8,7 @@ from typing import Any
 from forkwise.agents.agent_event import (
     AgentEvent,
     Tokens,
+    build_result_event,
     build_tool_event,
     to_amount,
     to_count,
@@ -33,7 +34,7 @@ def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
         case "reasoning":
             return iter((AgentEvent(kind="step", text="thinks"),))
         case "tool_use":
-            return iter((build_tool_event(part.get("tool"), to_table(part.get("state")).get("input")),))
+            return _read_call(part, to_table(part.get("state")))
         case "step_finish":
             return _read_step(part)
         case "error":
@@ -41,6 +42,13 @@ def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
             reason = to_text(to_table(error.get("data")).get("message")) or to_line(error.get("name"))
             return iter((AgentEvent(kind="failure", text=reason or "it reported an error"),))
     return None
+
+
+def _read_call(part: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[AgentEvent]:
+    """Return a tool call and its end: the line is printed when it is over."""
+    call, times = part.get("callID"), to_table(state.get("time"))
+    yield build_tool_event(part.get("tool"), state.get("input"), call, times.get("start"))
+    yield build_result_event(call, is_failed=state.get("status") == "error", at_ms=times.get("end"))
 
 
 def _read_step(part: Mapping[str, Any]) -> Iterator[AgentEvent]:

@@ -8,6 +8,7 @@ from typing import Any
 from forkwise.agents.agent_event import (
     AgentEvent,
     Tokens,
+    build_result_event,
     build_tool_event,
     to_amount,
     to_count,
@@ -30,13 +31,15 @@ def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
         case "message_end":
             return _read_message(to_table(data.get("message")))
         case "tool_execution_start":
-            return iter((build_tool_event(data.get("toolName"), data.get("args")),))
+            return iter((build_tool_event(data.get("toolName"), data.get("args"), data.get("toolCallId")),))
         case "agent_end":
             return iter((AgentEvent(kind="end"),))
         case "agent_start" | "turn_start" | "turn_end" | "message_start" | "message_update":
             return iter(())
-        case "tool_execution_update" | "tool_execution_end":
+        case "tool_execution_update":
             return iter(())
+        case "tool_execution_end":
+            return iter((build_result_event(data.get("toolCallId"), is_failed=data.get("isError") is True),))
     return None
 
 

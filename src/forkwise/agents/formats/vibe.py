@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from forkwise.agents.agent_event import AgentEvent, build_tool_event, to_line, to_table, to_text
+from forkwise.agents.agent_event import (
+    AgentEvent,
+    build_result_event,
+    build_tool_event,
+    to_line,
+    to_table,
+    to_text,
+)
 
 __all__ = ["STEPS", "read_event"]
 
@@ -24,7 +31,9 @@ def _read_entry(data: Mapping[str, Any]) -> Iterator[AgentEvent]:
     yield AgentEvent(kind="session", text=to_line(data.get("sessionId")))
     if data.get("type") == "effect":
         detail = to_table(data.get("detail"))
-        yield build_tool_event(to_line(detail.get("toolName")).rpartition(".")[2], detail.get("input"))
+        name, call = to_line(detail.get("toolName")).rpartition(".")[2], data.get("id")
+        yield build_tool_event(name, detail.get("input"), call, data.get("createdAt"))
+        yield build_result_event(call, is_failed=data.get("generationStatus") == "failed", at_ms=data.get("updatedAt"))
     elif data.get("type") == "message" and data.get("role") == "assistant":
         content = data.get("content")
         parts = [to_table(part) for part in content[:1000]] if isinstance(content, list) else []
