@@ -1,4 +1,7 @@
-"""One agent with forkwise's MCP server inside: registered by one line, it forks, waits, compares, picks and undoes."""
+"""One agent with forkwise's MCP server inside: registered by one line, it forks, waits, compares, picks and undoes.
+
+Claude Code gets slash commands as well: each has to reach the model as the text of its file, with the arguments.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from tools.agents.scripted_model import BROKEN, FORK_PROMPT
+from tools.agents.scripted_model import BROKEN, FORK_PROMPT, serve_model
 from tools.agents.trial import SETUPS
 
 __all__ = ["COMMANDS", "try_server"]
@@ -25,6 +31,7 @@ COMMANDS = {
 }
 """How each agent is run without a terminal."""
 
+_SLASH_COMMANDS = {"best-of": "2 add a test", "forks": "", "undo": "7"}
 _TIMEOUT_S = 120
 
 
@@ -46,11 +53,11 @@ def try_server(name: str, path: str, url: str, top: Path) -> list[str]:
     env["GEMINI_CLI_TRUST_WORKSPACE"] = "true"
     env |= {key: value.replace("{url}", url) for key, value in setup.environment.items()}
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             words,
             cwd=project,
-            env=env,
+            env=env | variables,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -71,6 +78,34 @@ def try_server(name: str, path: str, url: str, top: Path) -> list[str]:
         problems.append(f"{len(commits)} commits instead of a pick and its undo: {said!r}")
     if (project / "calc.py").read_text() != BROKEN or len(list(project.iterdir())) != 1:
         problems.append("the project is not as it was")
+    if name == "claude":
+        problems += _try_slash_commands(run, place)
     run("forkwise", "uninstall", name, "--user", "--yes")
     left = [str(file) for file in before if file.exists() and "forkwise" in file.read_text()]
     return problems + [f"still registered in {', '.join(left)}"] * bool(left)
+
+
+def _try_slash_commands(run: Callable[..., subprocess.CompletedProcess[str]], place: Path) -> list[str]:
+    """Run each slash command in Claude Code; return those whose text does not reach the model."""
+    problems = []
+    for name, arguments in _SLASH_COMMANDS.items():
+        record = place / f"{name}.requests"
+        with serve_model(record) as url:
+            done = run("claude", "-p", f"/{name} {arguments}".strip(), ANTHROPIC_BASE_URL=url)
+        lines = record.read_text().splitlines() if record.exists() else []
+        received = " ".join(text for line in lines for text in _list_texts(json.loads(line)["request"].get("messages")))
+        content = (files("forkwise.agents") / "claude_plugin" / f"{name}.md").read_text(encoding="utf-8")
+        expected = content.split("---\n", 2)[2].replace("$ARGUMENTS", arguments)
+        if " ".join(expected.split()) not in " ".join(received.split()):
+            said = (done.stdout or done.stderr).strip()[-200:]
+            problems.append(f"/{name} does not reach the model: {said!r}")
+    return problems
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _list_texts(inner)
