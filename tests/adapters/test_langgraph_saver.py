@@ -140,6 +140,8 @@ def test_threads_are_apart_and_forked_threads_run_at_once(saver: Any, workspace:
         saver.fork_thread(app.get_state(thread("t")).config, "fork 1")
     saver.commit(thread("fork 2"))
     assert sorted(path.name for path in workspace.path.iterdir()) == ["a.txt", "fork 2.txt"]
+    with pytest.raises(BranchError, match="committed to since"):  # the new branch would hide that both changed a.txt
+        saver.fork_thread(app.get_state(thread("t")).config, "fork 5")
 
 
 def parallel(saver: Any, *nodes: Any) -> Any:

@@ -231,14 +231,20 @@ class ThreadFiles:
             return done
 
     def fork_thread(self, thread: str, namespace: str, checkpoint: str, target: str) -> str:
-        """Give another thread, which has no branch yet, the files of a checkpoint; return the copy it starts from."""
+        """Give another thread, which has no branch yet, the files of a checkpoint; return the copy it starts from.
+
+        Raises BranchError if the target has files, or as ``copy_thread`` does if the workspace was committed to.
+        """
         with self._changed:
             source, mark = self._open(thread)
             copy = self._wait_for_copy(thread, namespace, checkpoint)
             if self._has_branch(target):
                 raise BranchError(f"the thread {target} has files already: choose another name", branch=_name(target))
+            is_changed = copy not in (None, mark.base, mark.landed)
+            if is_changed:
+                _check_current(source, thread)
             branch, new = self._open(target)
-            if copy not in (None, mark.base, mark.landed):
+            if is_changed:
                 copy_saved(source, str(copy), branch)
                 restore_copy(branch, str(copy))
                 new.copy = str(copy)
@@ -258,12 +264,7 @@ class ThreadFiles:
             if not self._has_branch(thread):
                 return
             source, mark = self._open(thread)
-            if source.status == "stale":
-                raise BranchError(
-                    f"the thread {thread} cannot be copied, because the workspace was committed to since its files "
-                    "were made: commit the thread first, or delete it",
-                    branch=source.name,
-                )
+            _check_current(source, thread)
             # Tasks that ended since the last checkpoint are not run again by the copy: it needs their files.
             current = save_copy(source) if mark.tasks else mark.copy
             made = self.workspace.branch(_name(target), None, None)
@@ -362,6 +363,16 @@ class ThreadFiles:
             mark.save(branch)
             branch.keep()  # with its mark: another process can go on
         return branch, mark
+
+
+def _check_current(source: Branch, thread: str) -> None:
+    """Raise BranchError if the workspace was committed to since the branch of a thread was made."""
+    if source.status == "stale":
+        raise BranchError(
+            f"the thread {thread} cannot be copied, because the workspace was committed to since its files were made: "
+            "commit the thread first, or delete it",
+            branch=source.name,
+        )
 
 
 def _name(thread: str) -> str:
