@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -33,12 +34,11 @@ def test_a_frozen_branch_does_not_see_later_edits(view: str, view_directories: d
     assert sorted(path.name for path in project.iterdir()) == ["edited", "made", "new", "replaced"]
 
 
-def test_elsewhere_it_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_elsewhere_it_is_an_error_with_a_remedy() -> None:
     """A filesystem in memory has neither snapshots nor clones."""
-    project = Path("/dev/shm") / tmp_path.parent.name / "frozen-project"
-    project.mkdir(parents=True)
-    try:
-        state = project.parent / "state"
+    with TemporaryDirectory(dir="/dev/shm") as memory:
+        project, state = Path(memory, "project"), Path(memory, "state")
+        project.mkdir()
         with pytest.raises(MountError, match=r"cannot be frozen \(btrfs: .*reflink: ") as caught:
             Workspace(project, state=state, frozen=True)
         assert "view='copy'" in caught.value.remedy
@@ -46,11 +46,3 @@ def test_elsewhere_it_is_an_error_with_a_remedy(tmp_path: Path) -> None:
             with pytest.raises(MountError, match=f"cannot be frozen with the view {view}"):
                 Workspace(project, state=state, frozen=True, view=view)
         assert Workspace(project, state=state, frozen=True, view="copy").fstype == "copy"
-    finally:
-        remove(project.parent)
-
-
-def remove(directory: Path) -> None:
-    for path in sorted(directory.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    directory.rmdir()
