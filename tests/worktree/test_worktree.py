@@ -16,6 +16,7 @@ from forkwise.errors import BranchError, BranchNotFoundError, GitError, MountErr
 from forkwise.files.gc import collect_orphans
 from forkwise.files.store.state import locate
 from forkwise.linux.syscalls import MNT_DETACH, umount2
+from forkwise.worktree import worktree
 from forkwise.worktree.worktree import (
     Worktree,
     add_worktree,
@@ -49,6 +50,7 @@ def check_nothing_is_left(checkout: Path) -> None:
     assert not os.path.lexists(f"{checkout}.worktrees")
     homes = f"{locate(checkout).state}/worktrees"
     assert not os.path.isdir(homes) or os.listdir(homes) == ["lock"]
+    assert not os.path.isdir(checkout / ".git/worktrees") or os.listdir(checkout / ".git/worktrees") == []
 
 
 @every_view
@@ -372,6 +374,20 @@ def list_settled(checkout: Path) -> list[Worktree]:
 
     assert becomes_so(is_settled)
     return found
+
+
+def test_a_kill_between_the_reservation_of_a_name_and_its_record_leaves_nothing(checkout: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        setattr(worktree, "_save", lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010 - mypy
+        try:
+            add(checkout)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert os.listdir(checkout / ".git/worktrees") == ["fix"]
+    assert list_settled(checkout) == []
+    check_nothing_is_left(checkout)
 
 
 @pytest.mark.crash

@@ -432,15 +432,17 @@ def _reserve(site: Site, repository: Repository, target: str) -> tuple[str, str]
         os.makedirs(worktrees, exist_ok=True)
         for number in range(1, 10_000):
             name = stem if number == 1 else f"{stem}-{number}"
-            if os.path.lexists(f"{_homes(site)}/{name}"):
+            directory = f"{worktrees}/{name}"
+            if os.path.lexists(f"{_homes(site)}/{name}") or os.path.lexists(directory):
                 continue
             os.mkdir(home, 0o700)
-            try:
-                os.mkdir(f"{worktrees}/{name}")
-            except FileExistsError:
-                os.rmdir(home)
-                continue
-            return name, home
+            with open(f"{home}/{_RECORD}", "w", encoding="ascii") as file:
+                json.dump({"git_directory": directory}, file)  # for who finds it if this process is killed
+            with suppress(FileExistsError):  # git has made it meanwhile
+                os.mkdir(directory)
+                return name, home
+            os.unlink(f"{home}/{_RECORD}")
+            os.rmdir(home)
     raise BranchError(f"no name is left for a worktree {stem!r}; remove some of them")
 
 
