@@ -437,7 +437,7 @@ def _reserve(site: Site, repository: Repository, target: str) -> tuple[str, str]
                 continue
             os.mkdir(home, 0o700)
             with open(f"{home}/{_RECORD}", "w", encoding="ascii") as file:
-                json.dump({"git_directory": directory}, file)  # for who finds it if this process is killed
+                json.dump({"git_directory": directory}, file)  # recovery reads it if this process is killed
             with suppress(FileExistsError):  # git has made it meanwhile
                 os.mkdir(directory)
                 return name, home
