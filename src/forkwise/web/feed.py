@@ -182,8 +182,8 @@ class _Watcher:
     def _is_around(self, outer: str, forks: set[str]) -> bool:
         """Return whether one of these forks was made inside an attempt of ``outer``, or follows up on one.
 
-        It does so as well if the ledger cannot be read for now: a page that looks once too often is better than one
-        that stays behind.
+        True as well if the ledger cannot be read for now: a page that looks once too often is better than one that
+        stays behind.
         """
         try:
             for name in forks:
