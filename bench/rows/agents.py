@@ -34,6 +34,18 @@ _STREAMS = Path(__file__).parents[2] / "tests/agents/streams"
 _MORE = 4  # attempts, one after the other
 _AT_ONCE = 8
 _BOUND = 150  # ms
+_TWICE = """\
+import contextlib, sys, time
+from pathlib import Path
+from forkwise.cli.verbs import forkwise_command
+for _ in range(2):
+    Path("calc.py").write_text(sys.argv[1])
+    started = time.perf_counter()
+    with contextlib.suppress(SystemExit):
+        forkwise_command.main(sys.argv[2:], "forkwise")
+    taken = time.perf_counter() - started
+print(taken, file=sys.stderr)
+"""  # the second time, everything is loaded, as in a server or in a program of the user's
 _STAND_IN = "#!/bin/sh\nsed -i s/-/+/ calc.py\ncat stream.jsonl\n"
 
 
@@ -51,6 +63,9 @@ class _Subject:
         return load_agents(self.project)[self.name].argv(PROMPTS[0])
 
     def run(self, *words: str) -> str:
+        return self.start(*words).stdout
+
+    def start(self, *words: str) -> subprocess.CompletedProcess[str]:
         (self.project / "calc.py").write_text(BROKEN)
         done = subprocess.run(
             words,
@@ -62,25 +77,32 @@ class _Subject:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return done
 
     def time(self, *words: str) -> float:
         started = time.perf_counter()
         self.run(*words)
         return time.perf_counter() - started
 
+    def time_loaded(self) -> float:
+        """Time one attempt in a process that has run one before."""
+        command = self.explore(1)[len(_FORKWISE) :]
+        done = self.start(sys.executable, "-c", _TWICE, BROKEN, *command)
+        return float(done.stderr.splitlines()[-1])
+
     def explore(self, count: int, *options: str) -> tuple[str, ...]:
         return (*_FORKWISE, "best-of", str(count), *options, "--agent", self.name, *self.words, PROMPTS[0])
 
 
 def measure_agents(scratch: Scratch) -> list[Line]:
-    """Measure one attempt, one more, and several at once."""
+    """Measure one attempt, by the command and in a running process, one more, and several at once."""
     with ExitStack() as stack:
         subject = _prepare(scratch, stack.enter_context(serve_model()))
         scratch.report(f"attempts by {subject.name}")
         turns: dict[str, Callable[[], float]] = {
             "bare": lambda: subject.time(*subject.bare),
             "one": lambda: subject.time(*subject.explore(1)),
+            "loaded": subject.time_loaded,
             "several": lambda: subject.time(*subject.explore(1 + _MORE, "-j", "1")),
         }
         figures = play(turns, scratch.rounds(9, 3))
@@ -89,6 +111,11 @@ def measure_agents(scratch: Scratch) -> list[Line]:
         name = subject.name
         lines = [
             Line(f"forkwise best-of 1 --agent {name} (floor: it alone)", figures["one"], figures["bare"]),
+            Line(
+                f"the same in a process that has loaded forkwise (floor: {name} alone)",
+                figures["loaded"],
+                figures["bare"],
+            ),
             Line(f"each further attempt by {name} (floor: it alone)", more, figures["bare"]),
         ]
         for line in lines:

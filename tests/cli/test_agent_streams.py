@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 
 from forkwise import Workspace
+from forkwise.agents.estimate import Estimate, estimate_cost
 from forkwise.fork.fork import open_ledger
 from forkwise.tui.fork_model import ForkModel
 
@@ -227,6 +228,18 @@ def test_the_cost_of_attempts_is_estimated_from_earlier_ones(
     outcome = json.loads(run("run", "--json", "--agent", "opencode:opus", "x").stdout.splitlines()[-1])["outcome"]
     assert outcome["estimate"] == {"usd": pytest.approx(0.3), "attempts": 1, "earlier": 4}
     assert json.loads(run("run", "--json", "--", "true").stdout.splitlines()[-1])["outcome"]["estimate"] is None
+
+
+def test_a_long_history_is_not_read_for_an_estimate(
+    run: Run, project: Path, install: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("opencode", f"{report_usage(0.3, 'a')}; echo $FORKWISE_ATTEMPT > a.txt")
+    for _ in range(3):
+        run("best-of", "2", "--agent", "opencode", "fix it")
+    monkeypatch.setattr("forkwise.agents.estimate._ENOUGH", 3)
+    with open_ledger(Workspace(project)) as ledger:
+        assert estimate_cost(ledger, [("opencode", "")]) == Estimate(pytest.approx(0.3), 1, earlier=4)
+        assert estimate_cost(ledger, [("opencode", "opus")]) == Estimate(pytest.approx(0.3), 1, earlier=6)
 
 
 def report_usage(usd: float, request: str) -> str:

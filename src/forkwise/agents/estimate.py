@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Estimate", "estimate_cost"]
 
 _FORKS = 50  # the newest ones
+_ENOUGH = 20  # attempts by each agent and model; older ones are not read then
 _MODEL = "FORKWISE_MODEL"
 
 
@@ -37,7 +38,7 @@ def estimate_cost(ledger: Ledger, planned: Iterable[tuple[str, str]]) -> Estimat
     An agent whose model was not used yet is taken to cost what it did with others.
     """
     wanted = list(planned)
-    known = _read_costs(ledger, {agent for agent, _ in wanted}) if wanted else {}
+    known = _read_costs(ledger, wanted) if wanted else {}
     usd, used = 0.0, set[tuple[str, str]]()
     for agent, model in wanted:
         keys = [(agent, model)] if (agent, model) in known else [key for key in known if key[0] == agent]
@@ -55,10 +56,13 @@ def _find_median(costs: list[float]) -> float:
     return ordered[half] if len(costs) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-def _read_costs(ledger: Ledger, agents: set[str]) -> dict[tuple[str, str], list[float]]:
-    """Read what attempts that came to their end have cost, by agent and model."""
+def _read_costs(ledger: Ledger, wanted: list[tuple[str, str]]) -> dict[tuple[str, str], list[float]]:
+    """Read what attempts that came to their end have cost, the newest forks first, by agent and model."""
     found: dict[tuple[str, str], list[float]] = {}
+    agents = {agent for agent, _ in wanted}
     for fork in ledger.forks(limit=_FORKS):
+        if min(len(found.get(pair, ())) for pair in wanted) >= _ENOUGH:
+            break
         variants = fork.spec.get("variants")
         if not isinstance(variants, list | tuple) or not variants:
             continue
@@ -66,7 +70,7 @@ def _read_costs(ledger: Ledger, agents: set[str]) -> dict[tuple[str, str], list[
             usd = (attempt.cost or {}).get("usd")
             is_known = type(usd) in (int, float) and math.isfinite(usd or 0.0)
             if attempt.agent in agents and attempt.state in ("succeeded", "failed") and is_known and usd:
-                found.setdefault((attempt.agent or "", _find_model(fork, attempt)), []).append(float(usd))
+                found.setdefault((attempt.agent, _find_model(fork, attempt)), []).append(float(usd))
     return found
 
 
