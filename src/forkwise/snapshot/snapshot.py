@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -87,11 +87,6 @@ class Snapshot:
                 name=name,
             ) from error
 
-    def read_directories(self, store: ObjectStore) -> Iterator[Directory]:
-        """Yield its directories with everything in them, each value checked."""
-        for segment in self.segments:
-            yield from read_segment(store, segment)
-
     def verify(self, store: ObjectStore) -> list[str]:
         """Read everything that it needs, and return a sentence for each object that is missing or damaged."""
         problems: list[str] = []
@@ -135,14 +130,14 @@ def list_snapshots(store: ObjectStore) -> list[Snapshot]:
     return sorted(found, key=lambda one: one.created, reverse=True)
 
 
-def read_raw_segment(store: ObjectStore, name: str) -> bytes:
-    """Read one segment of a manifest, all of whose values are valid; StoreError if it is damaged."""
-    return store.read_object(name, lambda content: _check_segment(store, name, content)[0])
+def read_raw_segment(store: ObjectStore, name: str) -> tuple[bytes, list[Directory]]:
+    """Read one segment of a manifest as it is stored, and its directories; StoreError if it is damaged."""
+    return store.read_object(name, lambda content: _check_segment(store, name, content))
 
 
 def read_segment(store: ObjectStore, name: str) -> list[Directory]:
     """Read the directories of one segment of a manifest; StoreError if it is damaged."""
-    return store.read_object(name, lambda content: _check_segment(store, name, content)[1])
+    return read_raw_segment(store, name)[1]
 
 
 def _check_segment(store: ObjectStore, name: str, content: bytes) -> tuple[bytes, list[Directory]]:

@@ -244,9 +244,7 @@ class SnapshotCache:
 
 def _unpack_all(new: str, snapshot: Snapshot, store: ObjectStore) -> None:
     """Unpack a snapshot to a prepared directory."""
-    tree = read_tree(snapshot, store)
-    for segment in snapshot.segments:
-        _save_segment(new, segment, store)
+    tree = read_tree(snapshot, store, partial(_save_segment, new))
     with closing_fd(open_root(f"{new}/root")) as root:
         TreeWriter(root, store).write(tree.directories.values())
     _save_size(new, tree.bytes)
@@ -275,10 +273,8 @@ class _Version:
         before, after = _list_segments(base), set(snapshot.segments)
         self.kept = before & after
         self.old = [part for name in sorted(before - after) for part in _load_segment(base, name)]
-        for name in snapshot.segments:
-            if name not in self.kept:
-                _save_segment(new, name, store)
-        self.parts = [part for name in snapshot.segments if name not in self.kept for part in _load_segment(new, name)]
+        self.added = {name: _save_segment(new, store, name) for name in snapshot.segments if name not in self.kept}
+        self.parts = [part for parts in self.added.values() for part in parts]
 
     def make(self) -> bool:
         """Make the root of ``new`` that of the snapshot; return False if everything has to be unpacked instead."""
@@ -289,11 +285,11 @@ class _Version:
     def _link(self) -> bool:
         for name in self.kept:
             os.link(f"{self.base}/segments/{name}", f"{self.new}/segments/{name}")
-        parts = [part for name in self.snapshot.segments for part in _load_segment(self.new, name)]
-        tree = Tree.build(parts)
+        kept = {name: _load_segment(self.new, name) for name in self.kept}
+        tree = Tree.build(part for name in self.snapshot.segments for part in kept.get(name) or self.added[name])
         old, new = _list_entries(self.old), _list_entries(self.parts)
-        unchanged = [part for name in self.kept for part in _load_segment(self.base, name)]
-        candidates = [*_list_entries(unchanged).items(), *((key, e) for key, e in new.items() if old.get(key) == e)]
+        unchanged = _list_entries([part for parts in kept.values() for part in parts])
+        candidates = [*unchanged.items(), *((key, e) for key, e in new.items() if old.get(key) == e)]
         same = {key for key, entry in candidates if isinstance(entry, File) and not entry.group}
         with closing_fd(open_root(f"{self.base}/root")) as source, closing_fd(open_root(f"{self.new}/root")) as target:
             writer = TreeWriter(target, self.store)
@@ -392,10 +388,12 @@ def _link_files(source: int, target: int, path: str, names: list[str]) -> None:
             os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
 
 
-def _save_segment(tree: str, name: str, store: ObjectStore) -> None:
-    content = read_raw_segment(store, name)
+def _save_segment(tree: str, store: ObjectStore, name: str) -> list[Directory]:
+    """Save a segment of a store beside a tree, and return its directories."""
+    content, directories = read_raw_segment(store, name)
     with open(f"{tree}/segments/{name}", "wb") as file:
         file.write(content)
+    return directories
 
 
 def _load_segment(tree: str, name: str) -> list[Directory]:

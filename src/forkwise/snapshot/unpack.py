@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from forkwise.errors import StoreError
 from forkwise.linux.trees import closing_fd, open_directory, open_root, remove_tree
 from forkwise.progress import Work, report
 from forkwise.snapshot.pack import DamagedObjectError
-from forkwise.snapshot.snapshot import Snapshot, check_chunks
+from forkwise.snapshot.snapshot import Snapshot, check_chunks, read_segment
 
 if TYPE_CHECKING:
     from forkwise.snapshot.manifest import Directory, File, Link, Piece
@@ -116,10 +116,12 @@ def unpack_snapshot(
             raise
 
 
-def read_tree(snapshot: Snapshot, store: ObjectStore) -> Tree:
-    """Read the manifest of a snapshot; StoreError if it is damaged."""
+def read_tree(
+    snapshot: Snapshot, store: ObjectStore, read: Callable[[ObjectStore, str], list[Directory]] = read_segment
+) -> Tree:
+    """Read the manifest of a snapshot, segment by segment with ``read``; StoreError if it is damaged."""
     try:
-        return Tree.build(snapshot.read_directories(store))
+        return Tree.build(chain.from_iterable(read(store, segment) for segment in snapshot.segments))
     except DamagedObjectError as error:
         raise StoreError(
             f"the snapshot {snapshot.id} in {store.location} is damaged and was not used: {error}",
@@ -136,6 +138,7 @@ class TreeWriter:
         self.store = store
         self.groups: dict[File, tuple[str, str]] = {}
         self.work = Work("")
+        self.unset_bits = _find_unset_bits(root)
 
     def write(self, directories: Iterable[Directory]) -> None:
         """Create directories with everything in them, each after the one above it."""
@@ -216,13 +219,15 @@ class TreeWriter:
                         fd = -1
                     fd = open_directory(self.root, path)
                     directory = path
-                target = os.open(file.name, _CREATE, 0o600, dir_fd=fd)
+                mode = file.mode & _PERMISSIONS
+                is_final = mode & self.unset_bits == 0 and not file.attributes
+                target = os.open(file.name, _CREATE, mode if is_final else 0o600, dir_fd=fd)
                 try:
                     for piece in file.pieces:
                         _write_all(target, content[piece.offset : piece.offset + piece.length], 0)
-                    if file.attributes:
+                    if not is_final:
                         _write_attributes(target, file.attributes)
-                    os.fchmod(target, file.mode & _PERMISSIONS)
+                        os.fchmod(target, mode)
                     os.utime(target, ns=(file.mtime_ns, file.mtime_ns))
                 finally:
                     os.close(target)
@@ -286,6 +291,28 @@ class TreeWriter:
                     _write_attributes(target, one.attributes)
                 os.fchmod(target, one.mode & _PERMISSIONS)
                 os.utime(target, ns=(one.mtime_ns, one.mtime_ns))
+
+
+def _find_unset_bits(root: int) -> int:
+    """Return the bits of a mode that a file created below ``root`` may not get: those of the umask, or all.
+
+    A default access control list, which new directories inherit, takes the place of the umask.
+    """
+    try:
+        os.getxattr(f"/proc/self/fd/{root}", "system.posix_acl_default")
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
+            return _read_umask()
+    return 0o7777
+
+
+def _read_umask() -> int:
+    """Return the umask without setting it, which would affect other threads; all bits if procfs does not show it."""
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o7777
 
 
 def _write_all(target: int, content: memoryview, position: int) -> None:
