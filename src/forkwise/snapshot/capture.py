@@ -353,6 +353,10 @@ class _Capture:
         ]
 
 
+#: The name, content, status and extended attributes of a file.
+_SmallFile = tuple[str, memoryview, os.stat_result, tuple[tuple[str, str], ...]]
+
+
 class Packer:
     """Reads files and stores their contents in packs, with a few threads. As a context manager it waits for them."""
 
@@ -367,6 +371,9 @@ class Packer:
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._room = threading.Semaphore(threads * 2)
+        # One thread reads at a time, the others compress: several that make short system calls wait for the GIL.
+        self._reading = threading.Lock()
+        self._own = threading.local()
         self._jobs: list[Future[object]] = []
 
     def __enter__(self) -> Packer:
@@ -406,7 +413,16 @@ class Packer:
 
     def pack_group(self, paths: Sequence[tuple[str, str]]) -> list[tuple[File, os.stat_result] | None]:
         """Store small files, given by directory and name, in one pack; None for one that does not exist any more."""
-        read: list[tuple[str, bytes, os.stat_result, tuple[tuple[str, str], ...]] | None] = []
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = memoryview(bytearray(PACK))
+        with self._reading:
+            read = self._read_group(paths, self._own.buffer)
+            digests = ["" if one is None or not one[1] else self.codec.digest(one[1]) for one in read]
+        return self._store_small(read, digests)
+
+    def _read_group(self, paths: Sequence[tuple[str, str]], buffer: memoryview) -> list[_SmallFile | None]:
+        """Read small files one after the other into a buffer; what has no room there is allocated."""
+        read: list[_SmallFile | None] = []
         directory, fd = None, -1
         try:
             for path, name in paths:
@@ -417,17 +433,19 @@ class Packer:
                     directory = path
                     with suppress(FileNotFoundError, NotADirectoryError):
                         fd = open_directory(self.root, path)
-                read.append(None if fd < 0 else self._read_small(fd, name, join(path, name)))
+                one = None if fd < 0 else self._read_small(fd, name, join(path, name), buffer)
+                if one is not None and len(one[1]) <= len(buffer):
+                    buffer = buffer[len(one[1]) :]
+                read.append(one)
         finally:
             if fd >= 0:
                 os.close(fd)
-        return self._store_small(read)
+        return read
 
     def _store_small(
-        self, read: Sequence[tuple[str, bytes, os.stat_result, tuple[tuple[str, str], ...]] | None]
+        self, read: Sequence[_SmallFile | None], digests: Sequence[str]
     ) -> list[tuple[File, os.stat_result] | None]:
-        digests = ["" if one is None or not one[1] else self.codec.digest(one[1]) for one in read]
-        new: dict[str, bytes] = {}
+        new: dict[str, memoryview] = {}
         for digest, one in zip(digests, read, strict=True):
             if digest and one is not None and digest not in self.known:
                 new[digest] = one[1]
@@ -444,7 +462,7 @@ class Packer:
             files.append((_make_file(name, found, attributes, parts), found))
         return files
 
-    def _store_pack(self, chunks: dict[str, bytes]) -> dict[str, Piece]:
+    def _store_pack(self, chunks: dict[str, memoryview]) -> dict[str, Piece]:
         """Store chunks as one pack; return where each is."""
         pack = self.codec.name_pack(list(chunks))
         pieces: dict[str, Piece] = {}
@@ -456,9 +474,7 @@ class Packer:
         self.known.update(pieces)
         return pieces
 
-    def _read_small(
-        self, directory: int, name: str, path: str
-    ) -> tuple[str, bytes, os.stat_result, tuple[tuple[str, str], ...]] | None:
+    def _read_small(self, directory: int, name: str, path: str, buffer: memoryview) -> _SmallFile | None:
         try:
             fd = os.open(name, _READ, dir_fd=directory)
         except OSError as error:
@@ -473,7 +489,7 @@ class Packer:
                 if found.st_size > WHOLE:
                     self._grown.append((path.rpartition("/")[0], name))
                     return None
-                data = _read_whole(fd, found.st_size)
+                data = _read_whole(fd, found.st_size, buffer)
                 after = os.fstat(fd)
                 if after.st_ctime_ns == found.st_ctime_ns and len(data) == found.st_size:
                     return name, data, found, list_attributes(fd)
@@ -564,14 +580,13 @@ def _make_file(
     return File(name, stat.S_IMODE(found.st_mode), found.st_mtime_ns, size, group, attributes, pieces)
 
 
-def _read_whole(fd: int, size: int) -> bytes:
-    data = os.pread(fd, size, 0)
-    while len(data) < size:
-        more = os.pread(fd, size - len(data), len(data))
-        if not more:
-            break
-        data += more
-    return data
+def _read_whole(fd: int, size: int, buffer: memoryview) -> memoryview:
+    """Read the first bytes of a file to the begin of a buffer, or of a new one if that is too small."""
+    room = buffer[:size] if size <= len(buffer) else memoryview(bytearray(size))
+    position = 0
+    while position < size and (count := os.preadv(fd, [room[position:]], position)):
+        position += count
+    return room[:position]
 
 
 def list_attributes(fd: int) -> tuple[tuple[str, str], ...]:
