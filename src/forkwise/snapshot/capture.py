@@ -24,8 +24,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nlargest
-from itertools import chain
-from operator import attrgetter, itemgetter
+from itertools import chain, compress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -166,40 +166,43 @@ class _Capture:
         """Scan one directory; return the directories in it."""
         try:
             with os.scandir(fd) as entries:
-                rows = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+                listed = list(entries)
+            # Two lists, and no pair for each entry: of an unchanged directory nothing else is needed.
+            names, found = [entry.name for entry in listed], [entry.stat(follow_symlinks=False) for entry in listed]
         except FileNotFoundError:
-            rows = self._list_slowly(fd)
+            names, found = self._list_slowly(fd)
         except OSError as error:
             raise _unreadable(path, error) from error
         if self.exclude:
-            rows = [row for row in rows if not is_matched(join(path, row[0]), self.exclude)]
+            kept = [not is_matched(join(path, name), self.exclude) for name in names]
+            names, found = list(compress(names, kept)), list(compress(found, kept))
+        self.work.done += len(names)
         status = os.fstat(fd)
-        identities = _format_identities(
-            (status.st_ino, status.st_ctime_ns), rows, map(_identify, map(_status_of, rows))
-        )
+        identities = _format_identities((status.st_ino, status.st_ctime_ns), names, map(_identify, found))
         known = self.index.directories.get(path)
         if known is not None and identities and known.identities == identities:
-            self._count(path, rows, known.sizes)
+            self._count(path, zip(names, found, strict=True), known.sizes)
             self.directories.append((path, known))
             below = known.below
         else:
+            rows = list(zip(names, found, strict=True))
             below = sorted(name for name, found in rows if stat.S_ISDIR(found.st_mode))
             read = _Read(path, status, list_attributes(fd), rows, below, self._count(path, rows, None))
             self.directories.append((path, read))
             self._compare(read, known, fd)
         return [join(path, name) for name in below]
 
-    def _list_slowly(self, fd: int) -> list[tuple[str, os.stat_result]]:
+    def _list_slowly(self, fd: int) -> tuple[list[str], list[os.stat_result]]:
         """List a directory from which an entry was removed while it was being listed."""
-        rows = []
+        names, found = [], []
         for name in os.listdir(fd):
             with suppress(FileNotFoundError):
-                rows.append((name, os.stat(name, dir_fd=fd, follow_symlinks=False)))
-        return rows
+                found.append(os.stat(name, dir_fd=fd, follow_symlinks=False))
+                names.append(name)
+        return names, found
 
-    def _count(self, path: str, rows: list[tuple[str, os.stat_result]], known: _Sizes | None) -> _Sizes:
+    def _count(self, path: str, rows: Iterable[tuple[str, os.stat_result]], known: _Sizes | None) -> _Sizes:
         """Count the files of a directory, and their sizes, unless these are known."""
-        self.work.done += len(rows)
         counted = known
         if counted is None or counted.largest > self.floor:
             sizes = [(found.st_size, name) for name, found in rows if stat.S_ISREG(found.st_mode)]
@@ -339,7 +342,7 @@ class _Capture:
         ctime = read.status.st_ctime_ns
         # One with a FIFO is compared every time, so that every snapshot names what is not in it.
         own = (read.status.st_ino, ctime if ctime < latest and not read.has_skipped else 0)
-        identities = _format_identities(own, read.rows, rows)
+        identities = _format_identities(own, [name for name, _ in read.rows], rows)
         return _IndexedDirectory(identities, read.below, read.sizes, list(packs), b"\n".join(lines))
 
     def _find_largest(self) -> list[tuple[str, int]]:
@@ -605,19 +608,16 @@ def list_attributes(fd: int) -> tuple[tuple[str, str], ...]:
 
 _Identity = tuple[int, int, int, int]
 _identify: Callable[[os.stat_result], _Identity] = attrgetter("st_dev", "st_ino", "st_size", "st_ctime_ns")
-_status_of: Callable[[tuple[str, os.stat_result]], os.stat_result] = itemgetter(1)
 _OWN, _EACH = 3, 4  # numbers of a directory, and of each of its entries
 
 
-def _format_identities(
-    own: tuple[int, int], rows: Sequence[tuple[str, os.stat_result]], identities: Iterable[_Identity]
-) -> bytes:
+def _format_identities(own: tuple[int, int], names: Sequence[str], identities: Iterable[_Identity]) -> bytes:
     """Return the identities of a directory and of its entries as one value, empty if a number is out of range."""
     try:
-        numbers = array("Q", chain((len(rows), *own), chain.from_iterable(identities)))
+        numbers = array("Q", chain((len(names), *own), chain.from_iterable(identities)))
     except OverflowError:
         return b""
-    return numbers.tobytes() + os.fsencode("/".join([name for name, _ in rows]))
+    return numbers.tobytes() + os.fsencode("/".join(names))
 
 
 def _parse_identities(identities: bytes) -> dict[str, _Identity]:

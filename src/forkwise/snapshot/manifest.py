@@ -194,8 +194,9 @@ def list_pieces(file: FileRow) -> list[Piece]:
 
 def check_digest(value: Any) -> str:
     """Return a digest; DamagedObjectError if it is none."""
-    _require(isinstance(value, str) and _DIGEST.match(value) is not None, "a digest is not one")
-    return str(value)
+    if isinstance(value, str) and _DIGEST.match(value):
+        return value
+    raise DamagedObjectError("a digest is not one")
 
 
 def check_path(value: Any) -> str:

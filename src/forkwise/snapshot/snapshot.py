@@ -130,20 +130,20 @@ def list_snapshots(store: ObjectStore) -> list[Snapshot]:
     return sorted(found, key=lambda one: one.created, reverse=True)
 
 
-def read_raw_segment(store: ObjectStore, name: str) -> tuple[bytes, list[Directory]]:
-    """Read one segment of a manifest as it is stored, and its directories; StoreError if it is damaged."""
+def read_raw_segment(store: ObjectStore, name: str) -> bytes:
+    """Read one segment of a manifest, whose values the caller checks; StoreError if it has another digest."""
     return store.read_object(name, lambda content: _check_segment(store, name, content))
 
 
 def read_segment(store: ObjectStore, name: str) -> list[Directory]:
     """Read the directories of one segment of a manifest; StoreError if it is damaged."""
-    return read_raw_segment(store, name)[1]
+    return store.read_object(name, lambda content: list(parse_lines(_check_segment(store, name, content))))
 
 
-def _check_segment(store: ObjectStore, name: str, content: bytes) -> tuple[bytes, list[Directory]]:
+def _check_segment(store: ObjectStore, name: str, content: bytes) -> bytes:
     if store.codec.digest(content) != name:
         raise DamagedObjectError("its content has another digest")
-    return content, list(parse_lines(content))
+    return content
 
 
 def check_chunks(store: ObjectStore, content: bytes, pieces: set[Piece]) -> bytes:

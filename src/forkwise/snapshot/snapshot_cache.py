@@ -19,12 +19,13 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkwise.errors import StoreError
 from forkwise.linux.trees import closing_fd, open_directory, open_root, remove_tree
-from forkwise.snapshot.manifest import Directory, File, Link, check_digest, parse_lines
+from forkwise.snapshot.manifest import Directory, File, Link, check_digest, parse_line, parse_lines
 from forkwise.snapshot.pack import DamagedObjectError
 from forkwise.snapshot.snapshot import Snapshot, read_raw_segment
 from forkwise.snapshot.unpack import Tree, TreeWriter, read_tree
@@ -244,7 +245,7 @@ class SnapshotCache:
 
 def _unpack_all(new: str, snapshot: Snapshot, store: ObjectStore) -> None:
     """Unpack a snapshot to a prepared directory."""
-    tree = read_tree(snapshot, store, partial(_save_segment, new))
+    tree = read_tree(snapshot, store, lambda store, name: parse_lines(_save_segment(new, store, name)))
     with closing_fd(open_root(f"{new}/root")) as root:
         TreeWriter(root, store).write(tree.directories.values())
     _save_size(new, tree.bytes)
@@ -272,9 +273,13 @@ class _Version:
         self.store = store
         before, after = _list_segments(base), set(snapshot.segments)
         self.kept = before & after
-        self.old = [part for name in sorted(before - after) for part in _load_segment(base, name)]
-        self.added = {name: _save_segment(new, store, name) for name in snapshot.segments if name not in self.kept}
-        self.parts = [part for parts in self.added.values() for part in parts]
+        old = [line for name in sorted(before - after) for line in _load_segment(base, name).split(b"\n")]
+        added = [name for name in snapshot.segments if name not in self.kept]
+        lines = [line for name in added for line in _save_segment(new, store, name).split(b"\n")]
+        # Most lines of a changed segment are those of directories that did not change.
+        common = frozenset(old).intersection(lines)
+        self.old = [parse_line(line) for line in old if line not in common]
+        self.parts = [parse_line(line) for line in lines if line not in common]
 
     def make(self) -> bool:
         """Make the root of ``new`` that of the snapshot; return False if everything has to be unpacked instead."""
@@ -285,15 +290,18 @@ class _Version:
     def _link(self) -> bool:
         for name in self.kept:
             os.link(f"{self.base}/segments/{name}", f"{self.new}/segments/{name}")
-        kept = {name: _load_segment(self.new, name) for name in self.kept}
-        tree = Tree.build(part for name in self.snapshot.segments for part in kept.get(name) or self.added[name])
+        segments = (_load_segment(self.new, name) for name in self.snapshot.segments)
+        listed = list(Tree.build(chain.from_iterable(map(parse_lines, segments))).directories.values())
         old, new = _list_entries(self.old), _list_entries(self.parts)
-        unchanged = _list_entries([part for parts in kept.values() for part in parts])
-        candidates = [*unchanged.items(), *((key, e) for key, e in new.items() if old.get(key) == e)]
-        same = {key for key, entry in candidates if isinstance(entry, File) and not entry.group}
+        different = {key for key, entry in new.items() if old.get(key) != entry}
+        same = {
+            (one.path, file.name)
+            for one in listed
+            for file in one.files
+            if not file.group and (one.path, file.name) not in different
+        }
         with closing_fd(open_root(f"{self.base}/root")) as source, closing_fd(open_root(f"{self.new}/root")) as target:
             writer = TreeWriter(target, self.store)
-            listed = list(tree.directories.values())
             for one in listed:
                 writer.make_directory(one.path)
                 linked = [file.name for file in one.files if (one.path, file.name) in same]
@@ -388,17 +396,17 @@ def _link_files(source: int, target: int, path: str, names: list[str]) -> None:
             os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
 
 
-def _save_segment(tree: str, store: ObjectStore, name: str) -> list[Directory]:
-    """Save a segment of a store beside a tree, and return its directories."""
-    content, directories = read_raw_segment(store, name)
+def _save_segment(tree: str, store: ObjectStore, name: str) -> bytes:
+    """Save a segment of a store beside a tree, and return it; the caller checks its values."""
+    content = read_raw_segment(store, name)
     with open(f"{tree}/segments/{name}", "wb") as file:
         file.write(content)
-    return directories
+    return content
 
 
-def _load_segment(tree: str, name: str) -> list[Directory]:
+def _load_segment(tree: str, name: str) -> bytes:
     with open(f"{tree}/segments/{name}", "rb") as file:
-        return list(parse_lines(file.read()))
+        return file.read()
 
 
 def _list_segments(tree: str) -> set[str]:

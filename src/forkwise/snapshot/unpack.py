@@ -117,7 +117,7 @@ def unpack_snapshot(
 
 
 def read_tree(
-    snapshot: Snapshot, store: ObjectStore, read: Callable[[ObjectStore, str], list[Directory]] = read_segment
+    snapshot: Snapshot, store: ObjectStore, read: Callable[[ObjectStore, str], Iterable[Directory]] = read_segment
 ) -> Tree:
     """Read the manifest of a snapshot, segment by segment with ``read``; StoreError if it is damaged."""
     try:
