@@ -61,8 +61,10 @@ def _measure(chosen: list[str], scratch: Scratch, progress: Console) -> list[Lin
     lines: list[Line] = []
     for name in chosen:
         started = time.monotonic()
-        lines += ROWS[name](scratch)
-        progress.print(f"[dim]{name}: {time.monotonic() - started:.0f} s[/dim]", highlight=False)
+        measured = ROWS[name](scratch)
+        took = f"{time.monotonic() - started:.0f} s" if measured else "not measured: what it needs is not installed"
+        progress.print(f"[dim]{name}: {took}[/dim]", highlight=False)
+        lines += measured
     return lines
 
 

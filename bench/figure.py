@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["Figure", "Unit"]
 
@@ -45,6 +45,11 @@ class Figure:
     def dump(self) -> dict[str, object]:
         """Return the figure as JSON data."""
         return {"median": self.median, "spread": self.spread, "unit": self.unit, "samples": list(self.samples)}
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Figure:
+        """Return the figure that was dumped as ``data``."""
+        return cls(tuple(data["samples"]), data["unit"])
 
 
 def _digits(number: float) -> str:

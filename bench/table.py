@@ -11,6 +11,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from bench.figure import Figure
 from bench.line import Goal, Line, times
 
 __all__ = ["as_json", "as_table", "replace_table"]
@@ -54,8 +55,8 @@ def replace_table(page: str, table: str) -> None:
 
 def _peer(line: Line, name: str) -> str:
     figure = line.peers[name]
-    if figure is None:
-        return f"{name}: not installed"
+    if not isinstance(figure, Figure):
+        return f"{name}: {figure or 'not installed'}"
     return f"{name}: {figure}  ({times(figure.median / line.ours.median)})"
 
 

@@ -10,7 +10,7 @@ from bench.rows.agent_streams import measure_agent_streams
 from bench.rows.agents import measure_agents
 from bench.rows.branch import measure_branch
 from bench.rows.chat import measure_chat
-from bench.rows.cluster import measure_cluster
+from bench.rows.cluster import measure_cluster, measure_travel
 from bench.rows.commit import measure_commit
 from bench.rows.conversation import measure_conversation
 from bench.rows.diff_report import measure_diff_report
@@ -60,6 +60,7 @@ ROWS: dict[str, Callable[[Scratch], list[Line]]] = {
     "diff-report": measure_diff_report,
     "snapshots": measure_snapshots,
     "cluster": measure_cluster,
+    "travel": measure_travel,
     "abort": measure_abort,
     "live": measure_live,
     "live-fork": measure_live_fork,

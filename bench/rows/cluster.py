@@ -1,14 +1,19 @@
-"""Attempts on three nodes of a Ray cluster on the loopback, beside bare tasks, ``working_dir`` and ``git clone``."""
+"""Attempts on three nodes of a Ray cluster on the loopback, beside bare tasks, ``working_dir`` and ``git clone``.
+
+Ray is a large component: if it is not in this environment, these rows run in that of the integration tests.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from bench.figure import Figure
@@ -18,7 +23,7 @@ from bench.scratch import Scratch
 from forkwise import BestOfN, Confinement, Workspace
 from forkwise.fork.candidate import Candidate
 
-__all__ = ["measure_cluster", "open_cluster"]
+__all__ = ["measure_cluster", "measure_travel", "open_cluster"]
 
 _NODES = 3
 _WARM = 12
@@ -37,16 +42,36 @@ try:
     ray.get(ray.remote(lambda: None).remote())
     print("took", time.perf_counter() - started)
 except Exception as error:
-    print("refused", str(error).strip().splitlines()[0][:60])
+    print("refused", str(error).strip().splitlines()[0])
 """
+_HAS_RAY = "import importlib.util, sys; sys.exit(importlib.util.find_spec('ray') is None)"
+_ROOT = Path(__file__).parents[2]
 
 
 def measure_cluster(scratch: Scratch) -> list[Line]:
-    """Measure on a cluster that is started for it; return no line if Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
+    """Measure many short attempts on a cluster that is started for it; return no line if Ray is not installed."""
+    return _measure_with_ray(scratch, "cluster", _measure_attempts)
+
+
+def measure_travel(scratch: Scratch) -> list[Line]:
+    """Measure how a large workspace gets to the nodes; return no line if Ray is not installed."""
+    return _measure_with_ray(scratch, "travel", _measure_travel)
+
+
+def _measure_with_ray(scratch: Scratch, row: str, measure: Callable[[Scratch, Run], Line]) -> list[Line]:
+    """Measure in this environment, or run the row in that of the integration tests if Ray is only there."""
+    if importlib.util.find_spec("ray") is not None:
+        with open_cluster(scratch) as run:
+            return [measure(scratch, run)]
+    python = _ROOT / ".venv-integration/bin/python"
+    if not python.exists() or subprocess.run([python, "-c", _HAS_RAY], check=False).returncode:
         return []
-    with open_cluster(scratch) as run:
-        return [_measure_attempts(scratch, run), _measure_travel(scratch, run)]
+    scratch.report(f"measuring {row} in {python.parents[1].name}")
+    figures = scratch.new_path("figures")
+    words = [python, "-m", "bench", "--rows", row, "--json", figures, "--at", scratch.path]
+    subprocess.run([*words, *["--quick"] * scratch.quick], check=True, stdout=subprocess.DEVNULL, cwd=_ROOT)
+    with open(figures) as file:
+        return [Line.load(line) for line in json.load(file)["rows"]]
 
 
 @contextmanager
@@ -115,12 +140,17 @@ def _measure_travel(scratch: Scratch, run: Run) -> Line:
     ours = run(_NODES, ("true",), workspace, scratch.make_directory("store"))
     words = [sys.executable, "-c", _WORKING_DIRECTORY, run.address, root]  # type: ignore[attr-defined]
     kind, _, rest = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip().partition(" ")
-    own = Figure((float(rest),)) if kind == "took" else None
-    line = Line(f"{size_mb:,} MB to {_NODES} nodes; working_dir: {kind}", Figure((ours,)))
-    line.peers = {"working_dir": own} if own is not None else {}
-    if shutil.which("git") is not None:
-        line.peers["git clone for each task"] = Figure((_clone(scratch, root),))
+    line = Line(f"{size_mb:,} MB to {_NODES} nodes", Figure((ours,)))
+    line.peers["working_dir"] = Figure((float(rest),)) if kind == "took" else f"refused: {_shorten(rest)}"
+    has_git = shutil.which("git") is not None
+    line.peers["git clone for each task"] = Figure((_clone(scratch, root),)) if has_git else None
     return line
+
+
+def _shorten(message: str) -> str:
+    """Return which limit Ray names in its message, or the begin of the message."""
+    _, verb, limit = message.partition("exceeds ")
+    return (verb + limit).partition(". ")[0][:60] if verb else message[:60]
 
 
 def _clone(scratch: Scratch, root: str) -> float:

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from forkwise import ObjectStore, Snapshot, SnapshotCache, StoreError, Workspace
+from forkwise.snapshot import manifest
 from tests.counts import rounds
 from tests.files.snapshot import snapshot as see
 
@@ -125,6 +126,20 @@ def test_an_unused_version_becomes_the_next_one(wide: Workspace, store: ObjectSt
             assert (third.path / "d3" / "e13" / "b").stat().st_ino == after["b"]
             assert (second.path / "d3" / "e13" / "a").read_text() == "changed"
             assert (third.path / "d3" / "e13" / "a").read_text() == "changed again"
+
+
+def test_the_next_version_parses_what_changed(
+    wide: Workspace, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = SnapshotCache(tmp_path / "cache", max_bytes=LIMIT)
+    cache.unpack(Snapshot.create(wide, store), store).release()
+    (wide.path / "d3" / "e13" / "a").write_text("changed")
+    second = Snapshot.create(wide, store)
+    parsed: list[str] = []
+    real = manifest.json.loads
+    monkeypatch.setattr(manifest.json, "loads", lambda line: parsed.append(line) or real(line))
+    cache.unpack(second, store).release()
+    assert len(parsed) == 2  # the line of the directory before, and now
 
 
 def test_a_branch_runs_over_it(wide: Workspace, store: ObjectStore, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,25 @@ def file(name: Any, *, size: Any = 0, mode: Any = 0o644, attributes: Any = (), p
 
 def forge(store: ObjectStore, *lines: Any) -> Snapshot:
     """Store lines of a manifest as they are, with everything around them intact."""
-    content = b"\n".join(one if isinstance(one, bytes) else json.dumps(one).encode() for one in lines)
-    segment = store.codec.digest(content)
+    return forge_segments(store, lines)
+
+
+def forge_segments(store: ObjectStore, *groups: Sequence[Any]) -> Snapshot:
+    """Store each group of lines as one segment."""
+    contents = [b"\n".join(one if isinstance(one, bytes) else json.dumps(one).encode() for one in g) for g in groups]
+    segments = {store.codec.digest(content): content for content in contents}
     about = {
         "name": "forged",
         "created": 0.0,
         "source": "",
         **dict.fromkeys(("files", "directories", "bytes", "stored"), 0),
-        "segments": [segment],
+        "segments": list(segments),
         **dict.fromkeys(("packs", "largest_files", "largest_directories", "skipped", "unstable"), ()),
     }
     with store.writer() as writer:
-        writer.put_object(segment, content)
-        return Snapshot.load(store, write_header(writer, "snapshots", about, [segment]))
+        for segment, content in segments.items():
+            writer.put_object(segment, content)
+        return Snapshot.load(store, write_header(writer, "snapshots", about, list(segments)))
 
 
 FORGED: dict[str, tuple[Any, ...]] = {
@@ -98,6 +104,32 @@ def test_a_forged_manifest_is_refused(lines: tuple[Any, ...], way: str, tmp_path
     with pytest.raises(StoreError, match="damaged and was not used"):
         unpack()
     assert not [path for path in tmp_path.rglob("*") if path.is_dir() and path.name != "inner"]
+    assert not list(tmp_path.rglob("escaped"))
+
+
+BASE = (line(), line("a", files=[file("f")]))
+CHANGED = (line("b", files=[file("f")]), line("c", links=[["l", 0, "/tmp"]]))
+FORGED_VERSIONS: dict[str, tuple[Any, ...]] = {
+    "a directory that is a link in another segment": (*CHANGED, line("c/l", files=[file("escaped")])),
+    "a file in an unchanged directory": (*CHANGED, line("a", files=[file("f", mode=0o777)])),
+    "a directory of the name of an unchanged file": (*CHANGED, line("b/f")),
+    "another part of nothing": (*CHANGED, line("d", files=[file("f")], about=(0, 0o755, 0, ()))),
+    "a path upwards": (*CHANGED, line("../escaped")),
+    "no JSON": (*CHANGED, b"{"),
+}
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+@pytest.mark.parametrize("lines", FORGED_VERSIONS.values(), ids=FORGED_VERSIONS)
+def test_a_forged_next_version_is_refused(lines: tuple[Any, ...], is_used: bool, tmp_path: Path) -> None:
+    store = ObjectStore("memory://")
+    cache = SnapshotCache(tmp_path / "cache", max_bytes=1 << 40)
+    first = cache.unpack(forge_segments(store, BASE, CHANGED), store)
+    if not is_used:
+        first.release()
+    with pytest.raises(StoreError, match="damaged and was not used"):
+        cache.unpack(forge_segments(store, BASE, lines), store)
+    assert cache.list_trees() == ([first.snapshot.tree] if is_used else [])
     assert not list(tmp_path.rglob("escaped"))
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,9 @@ from forkwise import (
     unpack_snapshot,
 )
 from tests.files.snapshot import snapshot as see
+from tests.need import need
+
+NOBODY = 0xFFFFFFFF  # the id of an access control list's entries that need none
 
 
 def settle(root: Path) -> None:
@@ -185,6 +190,56 @@ def test_set_id_bits_are_not_restored(workspace: Workspace, store: ObjectStore, 
     (workspace.path / "run.sh").chmod(0o6755)
     unpack_snapshot(Snapshot.create(workspace, store), store, tmp_path / "out")
     assert stat.S_IMODE((tmp_path / "out" / "run.sh").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o777])
+def test_the_umask_changes_no_mode(workspace: Workspace, store: ObjectStore, tmp_path: Path, umask: int) -> None:
+    for mode in (0o000, 0o400, 0o444, 0o644, 0o664, 0o666, 0o755, 0o777):
+        (workspace.path / f"{mode:o}").write_text("content")
+        (workspace.path / f"{mode:o}").chmod(mode)
+    os.setxattr(workspace.path / "444", "user.colour", b"red")
+    snapshot = Snapshot.create(workspace, store)
+    before = os.umask(umask)
+    try:
+        unpack_snapshot(snapshot, store, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert see(tmp_path / "out") == see(workspace.path)
+
+
+def test_an_inherited_access_control_list_changes_no_mode(
+    workspace: Workspace, store: ObjectStore, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    entries = ((0x01, 7, NOBODY), (0x04, 0, NOBODY), (0x20, 0, NOBODY))  # its owner everything, others nothing
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(out, "system.posix_acl_default", acl)
+    except OSError as error:
+        need(error.errno != errno.ENOTSUP, "a filesystem with access control lists")
+        raise
+    unpack_snapshot(Snapshot.create(workspace, store), store, out)
+    assert stat.S_IMODE((out / "src" / "main.py").stat().st_mode) == 0o644
+    assert stat.S_IMODE((out / "run.sh").stat().st_mode) == 0o750
+
+
+def test_an_interrupt_leaves_nothing(
+    workspace: Workspace, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = Snapshot.create(workspace, store)
+    real = os.utime
+
+    def interrupt(target: int, **more: Any) -> None:
+        if isinstance(target, int) and os.readlink(f"/proc/self/fd/{target}").endswith("/run.sh"):
+            raise KeyboardInterrupt
+        real(target, **more)
+
+    monkeypatch.setattr(os, "utime", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        unpack_snapshot(snapshot, store, tmp_path / "out")
+    monkeypatch.undo()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_directory_with_files_is_not_unpacked_to(workspace: Workspace, store: ObjectStore, tmp_path: Path) -> None:
