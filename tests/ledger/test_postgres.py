@@ -172,6 +172,97 @@ def test_a_commit_that_the_server_still_works_on_is_waited_for(opened: Open) -> 
         assert not ledger._postgres._is_committed(number, checkpoint)
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_connection_that_is_lost_with_an_event(
+    is_committed: bool, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may not have noticed, and may have the event before it still: it is recorded once."""
+    ledger = opened()
+    fork = fork_in(ledger).id
+    attempt = attempt_in(ledger, fork).id
+    execute = psycopg.Connection.execute
+
+    def lose(self: psycopg.Connection, statement: object, *values: object) -> object:
+        if b"changed AS" not in statement:
+            return execute(self, statement, *values)
+        monkeypatch.undo()
+        if is_committed:
+            execute(self, statement, *values)
+        self.close()
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(psycopg.Connection, "execute", lose)
+    ledger.record_score(attempt, 2.0)
+    assert ledger.attempt(attempt).score == 2.0
+    assert [event.kind for event in ledger.events(fork=fork)] == ["begun", "added", "started", "scored"]
+
+
+def test_a_lost_connection_that_the_server_still_serves_is_ended(opened: Open) -> None:
+    ledger = opened()
+    database = ledger._postgres
+    lost, session = database._connection, database._session
+    lost.execute("SELECT pg_advisory_lock(0, 1)")  # held by a backend that is at work
+    database._connection = None
+    database._end_session(session)
+    assert database.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 1 AND classid = 0") == []
+    with pytest.raises(psycopg.OperationalError):
+        lost.execute("SELECT 1")
+    lost.close()
+
+
+def test_a_record_that_another_process_changed_is_read_again(opened: Open) -> None:
+    one, other = opened(), opened()
+    fork = fork_in(one).id
+    attempt = attempt_in(one, fork, started=False).id
+    one.record_score(attempt, 1.0)
+    other.record_cost(attempt, {"usd": 1.0})
+    one.record_score(attempt, 2.0)
+    other.start_attempt(attempt)
+    with pytest.raises(LedgerError, match="cannot start: it is running"):
+        one.start_attempt(attempt)
+    other.note_progress(attempt, files=3)
+    one.end_attempt(attempt, "succeeded")
+    with pytest.raises(LedgerError, match="cannot be failed: it is succeeded"):
+        other.end_attempt(attempt, "failed")
+    found = other.attempt(attempt)
+    assert (found.score, found.cost, found.files, found.state) == (2.0, {"usd": 1.0}, 3, "succeeded")
+    kinds = ["begun", "added", "scored", "charged", "scored", "started", "ended"]
+    assert [event.kind for event in one.events(fork=fork)] == kinds
+    one.resolve(fork, how="pick", winner=attempt)
+    one.prune(keep=0)
+    with pytest.raises(LedgerError, match="there is no"):
+        other.record_score(attempt, 3.0)
+    assert other.events() == []
+
+
+def test_an_event_waits_for_its_turn(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was decided before it had its turn is decided again: here, its owner's lease expires meanwhile."""
+    late, other = opened(), opened()
+    fork = fork_in(late).id
+    attempt = attempt_in(late, fork).id
+    away = replace(ProcessId.current(), boot="another", machine="elsewhere", host="elsewhere")
+    raised: list[str] = []
+
+    def change() -> None:
+        with pytest.raises(LedgerError) as error:
+            late.record_score(attempt, 1.0)
+        raised.append(str(error.value))
+
+    thread = threading.Thread(target=change)
+    other._database.rows(f"UPDATE leases SET until = now() WHERE {module._OWN}")
+    with psycopg.connect(late._postgres.url, autocommit=True) as looking, other._transaction():
+        other._append(fork, None, "adopted", owner=away.dump())
+        other._database.rows("SELECT 1")  # the server has answered all of it
+        thread.start()
+        waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND classid = %s"
+        while not looking.execute(waiting, (module._LOCK_SPACE,)).fetchall():
+            assert thread.is_alive()
+        monkeypatch.setattr(module, "_MARGIN_S", module._LEASE_S + 1)  # as if it had waited for a minute
+    thread.join()
+    assert "taken over by process" in raised[0]
+    assert [event.kind for event in late.events(fork=fork)][-1] == "adopted"
+
+
 def test_writers_that_are_killed_leave_whole_changes(opened: Open, tmp_path: Path) -> None:
     ledger = opened()
 
@@ -246,7 +337,7 @@ def test_announcements_of_strangers_only_wake(opened: Open, postgres: PostgresSe
     with watching.watch_changes("k3f9ab") as watch, psycopg.connect(postgres.url, autocommit=True) as stranger:
         watch.wait(0.0, 600.0)
         for payload in ("", " ", "\x1b]0;x\x07", "k3f9ab", "k3f9ab aborted; DROP TABLE x", "é" * 3000):
-            stranger.execute("SELECT pg_notify(%s, %s)", (watching._postgres._channel, payload))
+            stranger.execute("SELECT pg_notify(%s, %s)", (watching._postgres.channel, payload))
         watch.wait(0.0, 600.0)
     assert watching.forks() == []
 

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -227,13 +227,11 @@ class Ledger(ABC):
 
     def record_verdict(self, fork: str, verdict: Mapping[str, Any]) -> None:
         """Record a judge's verdict. The last one recorded counts."""
-        with self._transaction():
-            self._append(self.fork(fork).id, None, "judged", verdict=_redact(verdict))
+        self._change_fork(fork, "judged", lambda _: {"verdict": _redact(verdict)})
 
     def record_baseline(self, fork: str, baseline: Mapping[str, Any]) -> None:
         """Record the test results of the base: their ``summary`` and the ids of the ``failing`` tests."""
-        with self._transaction():
-            self._append(self.fork(fork).id, None, "measured", baseline=_redact(baseline))
+        self._change_fork(fork, "measured", lambda _: {"baseline": _redact(baseline)})
 
     def record_edits(self, fork: str, paths: Sequence[str]) -> None:
         """Record paths of the workspace that other programs changed while the fork runs, the first fifty of them."""
@@ -414,11 +412,13 @@ class Ledger(ABC):
 
     def start_attempt(self, attempt: str) -> None:
         """Record that a pending attempt started."""
-        with self._transaction():
-            record = self.attempt(attempt)
+
+        def start(record: AttemptRecord) -> dict[str, Any]:
             if record.state != "pending":
                 raise LedgerError(f"attempt {record.id} cannot start: it is {record.state}", subject=record.id)
-            self._append(record.fork, record.id, "started", state="running", started=time.time())
+            return {"state": "running", "started": time.time()}
+
+        self._change_attempt(attempt, "started", start)
 
     def end_attempt(
         self,
@@ -465,48 +465,55 @@ class Ledger(ABC):
             "session": session,
             "answer": answer,
         }
-        with self._transaction():
-            record = self.attempt(attempt)
+
+        def end(record: AttemptRecord) -> dict[str, Any]:
             if record.is_over or (record.state == "pending" and state == "succeeded"):
                 raise LedgerError(f"attempt {record.id} cannot be {state}: it is {record.state}", subject=record.id)
             noted = {"files": record.files, "last_line": record.last_line, "output_bytes": record.output_bytes}
             given = _redact({name: value for name, value in fields.items() if value is not None})
-            self._append(record.fork, record.id, "ended", state=state, ended=time.time(), **{**noted, **given})
+            return {"state": state, "ended": time.time(), **noted, **given}
+
+        self._change_attempt(attempt, "ended", end)
 
     def reject_attempt(self, attempt: str, reason: str, tests: Mapping[str, Any] | None = None) -> None:
         """Record that an attempt that had succeeded failed, for ``reason``, when it was to be committed."""
-        with self._transaction():
-            record = self.attempt(attempt)
+
+        def reject(record: AttemptRecord) -> dict[str, Any]:
             if record.state != "succeeded":
                 raise LedgerError(f"attempt {record.id} cannot be rejected: it is {record.state}", subject=record.id)
             report = {"reason": reason} if tests is None else {"reason": reason, "tests": dict(tests)}
-            self._append(record.fork, record.id, "rejected", state="failed", **_redact(report))
+            return {"state": "failed", **_redact(report)}
+
+        self._change_attempt(attempt, "rejected", reject)
 
     def ask_to_end(self, attempt: str, reason: str) -> None:
         """Request that an attempt be ended. The process that runs it polls for the request and ends it."""
-        with self._transaction():
-            record = self.attempt(attempt)
+
+        def ask(record: AttemptRecord) -> dict[str, Any]:
             if record.is_over:
                 raise LedgerError(f"attempt {record.id} cannot be ended: it is {record.state} already", subject=attempt)
-            self._append(record.fork, record.id, "unwanted", unwanted=reason)
+            return {"unwanted": reason}
+
+        self._change_attempt(attempt, "unwanted", ask)
 
     def record_tests(self, attempt: str, report: Mapping[str, Any]) -> None:
         """Record the test report of an attempt. The last one recorded counts."""
-        self._append_to_attempt(attempt, "tested", tests=_redact(report))
+        self._change_attempt(attempt, "tested", lambda _: {"tests": _redact(report)})
 
     def record_score(self, attempt: str, score: float, scores: Sequence[float] | None = None) -> None:
         """Record the score of an attempt, higher being better. The last one recorded counts."""
         if any(map(math.isnan, [score, *(scores or ())])):
             raise LedgerError(f"attempt {attempt} cannot be scored: NaN cannot be compared", subject=attempt)
-        self._append_to_attempt(attempt, "scored", score=score, scores=None if scores is None else list(scores))
+        data = {"score": score, "scores": None if scores is None else list(scores)}
+        self._change_attempt(attempt, "scored", lambda _: data)
 
     def record_cost(self, attempt: str, cost: Mapping[str, Any]) -> None:
         """Record the total cost of an attempt so far."""
-        self._append_to_attempt(attempt, "charged", cost=dict(cost))
+        self._change_attempt(attempt, "charged", lambda _: {"cost": dict(cost)})
 
     def record_steps(self, attempt: str, steps: Sequence[Mapping[str, Any]]) -> None:
         """Record what the agent of an attempt did, as the event ``acted``; ``find_steps`` returns all of it."""
-        self._append_to_attempt(attempt, "acted", **_redact({"steps": [dict(step) for step in steps]}))
+        self._change_attempt(attempt, "acted", lambda _: _redact({"steps": [dict(step) for step in steps]}))
 
     def find_steps(self, attempt: str) -> list[dict[str, Any]]:
         """Return what was recorded with ``record_steps`` for an attempt, the oldest first."""
@@ -523,7 +530,7 @@ class Ledger(ABC):
 
     def record_summary(self, attempt: str, summary: Mapping[str, Any]) -> None:
         """Record what an attempt did and learned, as the event ``summarised``; ``find_summary`` returns the last."""
-        self._append_to_attempt(attempt, "summarised", summary=_redact(summary))
+        self._change_attempt(attempt, "summarised", lambda _: {"summary": _redact(summary)})
 
     def find_summary(self, attempt: str) -> dict[str, Any] | None:
         """Return what was recorded with ``record_summary`` for an attempt; None if nothing was."""
@@ -538,15 +545,12 @@ class Ledger(ABC):
         ``comment`` has its ``text`` and, if it is about a place, an ``attempt``, a ``path`` and a ``line``.
         """
         name = new_id()
-        with self._transaction():
-            record = self.fork(fork)
-            self._append(record.id, None, "commented", comment=_redact({**comment, "id": name}))
+        self._change_fork(fork, "commented", lambda _: {"comment": _redact({**comment, "id": name})})
         return name
 
     def record_note(self, fork: str, kind: Literal["sent", "unblinded"], data: Mapping[str, Any]) -> None:
         """Record that comments were ``sent`` to a new attempt, or which attempt a person chose without its author."""
-        with self._transaction():
-            self._append(self.fork(fork).id, None, kind, note=_redact(data))
+        self._change_fork(fork, kind, lambda _: {"note": _redact(data)})
 
     def find_comments(self, fork: str) -> list[dict[str, Any]]:
         """Return what was recorded with ``record_comment`` for a fork, each with its time ``at``, the oldest first."""
@@ -676,10 +680,20 @@ class Ledger(ABC):
         self._append(record.id, None, state, state=state, ended=time.time(), resolution=resolution, winner=winner)
         return True
 
-    def _append_to_attempt(self, attempt: str, kind: str, **data: Any) -> None:
+    def _change_fork(self, fork: str, kind: str, change: Callable[[ForkRecord], dict[str, Any]]) -> None:
+        """Add an event of a fork. ``change`` returns its data, or raises LedgerError if the rules forbid it.
+
+        What ``change`` returns may depend on the record that it gets, and on nothing else in the ledger.
+        """
+        with self._transaction():
+            record = self.fork(fork)
+            self._append(record.id, None, kind, **change(record))
+
+    def _change_attempt(self, attempt: str, kind: str, change: Callable[[AttemptRecord], dict[str, Any]]) -> None:
+        """Add an event of an attempt, as ``_change_fork`` does for a fork."""
         with self._transaction():
             record = self.attempt(attempt)
-            self._append(record.fork, record.id, kind, **data)
+            self._append(record.fork, record.id, kind, **change(record))
 
 
 def _redact(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,10 @@ All ledgers of a database are in the tables of its schema ``forkwise``. The rows
 level security keeps the projects of different roles apart. Writers of one project take turns, so its events are visible
 in the order of their numbers. Every change is announced with NOTIFY, on a channel of its project, as the fork and the
 kind of the event. All times that are compared are the server's.
+
+An event of a record that this process has read or written before takes one round trip: a single statement adds the
+event, provided that the record is still the same, and is a transaction by itself. If it is not, or not known, the event
+is added in a transaction that reads the record first, which takes two.
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import select
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -32,7 +37,7 @@ from forkwise.ledger.sql_ledger import Dialect, SqlDatabase, SqlLedger
 from forkwise.linux.process_id import ProcessId
 
 if TYPE_CHECKING:
-    from forkwise.ledger.records import Event, ForkRecord
+    from forkwise.ledger.records import AttemptRecord, Event, ForkRecord
 
 __all__ = ["SCRIPTS", "PostgresDatabase", "PostgresLedger"]
 
@@ -113,6 +118,10 @@ _DIALECT = Dialect(
 _ADD_EVENT = "WITH added AS (INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?) RETURNING seq)"
 _CHECKPOINT = "(SELECT checkpoint_lsn::text FROM pg_control_checkpoint())"
 _LOCK_SPACE = 0x666B77  # of advisory locks: those of another program have other numbers
+_SESSION_SPACE = 0x666B78  # of those that each connection holds until it ends
+_TAKE_TURN = f"SELECT pg_advisory_xact_lock({_LOCK_SPACE}, hashtext(current_setting('forkwise.project')))"
+_MOST_RECENT = 1000
+_LONGEST_RECENT = 1 << 16  # the statement that changes a record sends it to the server once more
 _CONNECT_TIMEOUT_S = 10
 _LOCK_TIMEOUT_S = 60
 _PATIENCE_S = 30.0  # with a server that is being restarted
@@ -143,6 +152,8 @@ class PostgresLedger(SqlLedger):
             self.stored_files = open_stored_files(self.directory, self._postgres.find_identity())
         self._lease: _Lease | None = None
         self._own_forks: set[str] = set()  # those that this process has begun or adopted
+        #: The documents of forks and attempts, with the progress of these, as a transaction here read or wrote them.
+        self._recent: dict[str, tuple[str, object]] = {}
 
     def close(self) -> None:
         if self._lease is not None:
@@ -164,6 +175,66 @@ class PostgresLedger(SqlLedger):
             self._own_forks.add(fork)
             if self._lease is None:
                 self._lease = _Lease(self._postgres)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        is_outermost = not self._is_writing
+        with super()._transaction():
+            yield
+            if is_outermost:
+                for name in [*self._known][-_MOST_RECENT:]:
+                    self._keep_recent(name, *self._known[name])
+
+    def _keep_recent(self, name: str, document: str, progress: object) -> None:
+        self._recent.pop(name, None)  # the last one used is the last one
+        if len(document) <= _LONGEST_RECENT:
+            self._recent[name] = (document, progress)
+        while len(self._recent) > _MOST_RECENT:
+            del self._recent[next(iter(self._recent))]
+
+    def _change_fork(self, fork: str, kind: str, change: Callable[[ForkRecord], dict[str, Any]]) -> None:
+        if not self._change_recent("forks", fork, kind, lambda data, _: change(self._load_fork(data))):
+            super()._change_fork(fork, kind, change)
+
+    def _change_attempt(self, attempt: str, kind: str, change: Callable[[AttemptRecord], dict[str, Any]]) -> None:
+        if not self._change_recent("attempts", attempt, kind, lambda *known: change(self._load_attempt(*known))):
+            super()._change_attempt(attempt, kind, change)
+
+    def _change_recent(self, table: str, name: str, kind: str, change: Callable[[str, object], dict[str, Any]]) -> bool:
+        """Add an event in one statement, and return True; if the record is not known or was changed, return False.
+
+        A statement may wait for its turn. What it compares afterwards is the record as it is then and, for a fork of
+        this process, the lease: nobody has adopted the fork while that lasts.
+        """
+        with self._database.lock:
+            if self._is_writing or name not in self._recent:
+                return False
+            before, progress = self._recent.pop(name)
+            fork = name.partition(".")[0]
+            lease = self._lease if fork in self._own_forks else None
+            if lease is not None and lease.has_expired:
+                return False
+            try:
+                data = change(before, progress)
+                document = self._merge_fields(table, before, data)
+            except (LedgerError, ValueError):  # it may be another record by now, for which the rules are different
+                return False
+            event = (time.time(), fork, None if table == "forks" else name, kind, self._encode_data(name, kind, data))
+            text = self._encode_data(name, kind, document)
+            has_state = table == "attempts" and "state" in data
+            values = [
+                *(text if column == "data" else document.get(column) for column in _CHANGED[table]),
+                *(name, before, *[lease and lease.owner] * 2),
+                *([name, progress, name] if has_state else []),
+                *event,
+                *(self._postgres.channel, f"{fork} {kind}"),
+            ]
+            # A statement sees what was committed when it began: progress could be noted while it waits for its turn.
+            turn = _TAKE_TURN if has_state else None
+            is_added = self._postgres.write_at_once(_CHANGES[table, has_state], values, (_FIND_EVENT, event), turn)
+            if is_added:
+                self._keep_recent(name, text, None if has_state else progress)
+            return is_added
 
     def _require_ownership(self, fork: str) -> None:
         """Raise LedgerError if another process adopted a fork of this one, whose lease had expired."""
@@ -202,13 +273,51 @@ def _describe_owner(owner: ProcessId) -> str:
     return json.dumps(owner.dump())
 
 
+def _format_change(table: str, *, has_state: bool) -> str:
+    """Return a statement that adds an event and changes its record, if that is still the same.
+
+    It returns a row if it did. Its first step waits for the turn of this writer, before the event gets its number.
+    """
+    columns = ", ".join(f'"{name}" = %s' for name in _CHANGED[table])
+    lease = f"SELECT until FROM leases WHERE {_OWN} AND owner = %s"
+    same_progress = gone = ""
+    if has_state:
+        same_progress = f"AND (SELECT data FROM progress WHERE {_OWN} AND attempt = %s) IS NOT DISTINCT FROM %s"
+        gone = f"gone AS (DELETE FROM progress WHERE {_OWN} AND attempt = %s AND EXISTS (SELECT FROM changed)),"
+    return f"""
+        WITH locked AS MATERIALIZED ({_TAKE_TURN}),
+        turn AS MATERIALIZED (SELECT clock_timestamp() AS at FROM locked),
+        changed AS (
+            UPDATE {table} SET {columns} FROM turn
+            WHERE {_OWN} AND id = %s AND data = %s AND (%s::text IS NULL OR ({lease}) > turn.at) {same_progress}
+            RETURNING id
+        ),
+        {gone}
+        added AS (
+            INSERT INTO events (at, fork, attempt, kind, data) SELECT %s, %s, %s, %s, %s FROM changed RETURNING seq
+        )
+        SELECT seq, pg_notify(%s, %s) FROM added
+    """
+
+
+_CHANGED = {"forks": ("state", "commit", "undone", "data"), "attempts": ("state", "score", "data")}
+_CHANGES = {
+    (table, has_state): _format_change(table, has_state=has_state)
+    for table, has_state in (("forks", False), ("attempts", False), ("attempts", True))
+}
+_FIND_EVENT = (
+    f"SELECT 1 FROM events WHERE {_OWN} AND at = ? AND fork = ? AND attempt IS NOT DISTINCT FROM ? AND kind = ? "
+    "AND data = ?"
+)
+
+
 class _Lease:
     """Says, for a process on this machine, that it is alive: a thread renews the lease until ``close``."""
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
         self._is_over = threading.Event()
-        self._owner = _describe_owner(ProcessId.current())
+        self.owner = _describe_owner(ProcessId.current())
         self._pid = os.getpid()
         self._renewed_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._has_expired = False
@@ -243,7 +352,7 @@ class _Lease:
         self._database.rows(
             f"INSERT INTO leases (owner, until) VALUES (?, now() + interval '{_LEASE_S} s') "
             "ON CONFLICT (project, owner) DO UPDATE SET until = excluded.until",
-            (self._owner,),
+            (self.owner,),
         )
         self._has_expired = self._has_expired or self._find_age() > _LEASE_S - _MARGIN_S
         self._renewed_at = started
@@ -272,8 +381,9 @@ class PostgresDatabase(SqlDatabase):
         self.project = project
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._transaction: _Transaction | None = None
+        self._session = 0  # the number of the advisory lock that the connection holds
         self._news: set[tuple[str, str]] = set()
-        self._channel = f"forkwise_{hashlib.sha256(project.encode(errors='surrogatepass')).hexdigest()[:32]}"
+        self.channel = f"forkwise_{hashlib.sha256(project.encode(errors='surrogatepass')).hexdigest()[:32]}"
         self.listener = _Listener(self)
         super().__init__()
         self.rows("SELECT 1")
@@ -319,6 +429,39 @@ class PostgresDatabase(SqlDatabase):
             finally:
                 self._transaction = None
 
+    def write_at_once(
+        self, statement: str, values: Sequence[Any], evidence: tuple[str, Sequence[Any]], before: str | None = None
+    ) -> bool:
+        """Run a statement that is a transaction by itself, in one round trip; return whether it returned a row.
+
+        ``before`` is a statement to run first in that transaction. If the connection is lost meanwhile, the result is
+        whether the query ``evidence`` finds a row, when the server has ended its work for that connection.
+        """
+        with self.lock:
+            if self._is_lost():
+                return False  # a transaction connects again
+            connection = self._connect()
+            try:
+                if before is None:
+                    return bool(connection.execute(statement.encode(), values).fetchall())
+                with connection.pipeline():
+                    connection.execute(before.encode())
+                    cursor = connection.execute(statement.encode(), values)
+                return bool(cursor.fetchall())
+            except (psycopg.Error, UnicodeError) as error:
+                if not self._is_lost():
+                    raise self._explain(error) from error
+            session = self._session
+            self._drop_connection()
+            self._end_session(session)
+            return bool(self.rows(*evidence))
+
+    def _end_session(self, session: int) -> None:
+        """Wait until the server has ended its work for a connection that was lost, which it may not have noticed."""
+        holder = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND "
+        self.rows(f"{holder} (classid, objid, objsubid) = (?::oid, ?::oid, 2)", (_SESSION_SPACE, session))
+        self.rows("SELECT pg_advisory_xact_lock(?, ?)", (_SESSION_SPACE, session))
+
     def find_identity(self) -> str:
         """Return a text by which the project of this database differs from all others."""
         [found] = self.rows("SELECT system_identifier::text, current_database() FROM pg_control_system()")
@@ -332,7 +475,7 @@ class PostgresDatabase(SqlDatabase):
         """Open a connection that receives the announcements of the project."""
         connection = self._open(_LISTENER_SETTINGS)
         try:
-            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
         except BaseException:
             connection.close()
             raise
@@ -358,8 +501,7 @@ class PostgresDatabase(SqlDatabase):
         transaction.pipeline = connection.pipeline()
         transaction.pipeline.__enter__()
         connection.execute("BEGIN")
-        lock = f"SELECT pg_current_xact_id()::text, {_CHECKPOINT}, pg_advisory_xact_lock(%s, hashtext(%s))"
-        transaction.number = connection.execute(lock, (_LOCK_SPACE, self.project))
+        transaction.number = connection.execute(f"{_TAKE_TURN}, pg_current_xact_id()::text, {_CHECKPOINT}".encode())
 
     def _commit(self, transaction: _Transaction) -> None:
         """Commit; if the connection is lost meanwhile, find out what became of it."""
@@ -370,7 +512,7 @@ class PostgresDatabase(SqlDatabase):
             connection = self._connect()
             number = transaction.number.fetchone() if transaction.number is not None else None
             for fork, kind in sorted(self._news):
-                connection.execute("SELECT pg_notify(%s, %s)", (self._channel, f"{fork} {kind}"))
+                connection.execute("SELECT pg_notify(%s, %s)", (self.channel, f"{fork} {kind}"))
             connection.execute("COMMIT")
             transaction.end()
         except psycopg.Error as error:
@@ -378,7 +520,7 @@ class PostgresDatabase(SqlDatabase):
                 raise self._explain(error) from error
             self._drop_connection()
             self._transaction = None
-            if number is None or not self._is_committed(*map(str, number[:2])):
+            if number is None or not self._is_committed(*map(str, number[1:])):
                 raise self._explain(error) from error
 
     def _is_committed(self, number: str, checkpoint: str) -> bool:
@@ -388,7 +530,7 @@ class PostgresDatabase(SqlDatabase):
         there was one since the transaction began, it does not count as committed.
         """
         # The server may be working on it still; it holds the project's lock until then.
-        self.rows("SELECT pg_advisory_xact_lock(?, hashtext(?))", (_LOCK_SPACE, self.project))
+        self.rows(_TAKE_TURN)
         found = self.rows(f"SELECT pg_xact_status(?::text::xid8), {_CHECKPOINT}", (number,))
         return found == [("committed", checkpoint)]
 
@@ -413,6 +555,8 @@ class PostgresDatabase(SqlDatabase):
         if self._connection is None:
             connection = self._open()
             try:
+                self._session = secrets.randbits(31)
+                connection.execute("SELECT pg_advisory_lock(%s, %s)", (_SESSION_SPACE, self._session))
                 _migrate(connection, self._place)
             except BaseException:
                 connection.close()

@@ -154,13 +154,13 @@ class SqlLedger(Ledger):
         with self._transaction():
             record = self.attempt(attempt)
             if record.state == "running":
-                progress = {name: getattr(record, name) if new is None else new for name, new in news.items()}
+                text = _encode({name: getattr(record, name) if new is None else new for name, new in news.items()})
                 self._database.rows(
                     "INSERT INTO progress (attempt, data) VALUES (?, ?) "
                     f"ON CONFLICT ({self._dialect.key}attempt) DO UPDATE SET data = excluded.data",
-                    (record.id, _encode(progress)),
+                    (record.id, text),
                 )
-                self._known.pop(record.id, None)
+                self._known[record.id] = (self._known[record.id][0], text)
 
     def forks(
         self, *, limit: int | None = None, state: ForkState | Literal["interrupted"] | None = None
@@ -286,18 +286,19 @@ class SqlLedger(Ledger):
         return self._writer == threading.get_ident()
 
     def _append(self, fork: str, attempt: str | None, kind: str, /, **data: Any) -> None:
-        at = time.time()
-        try:
-            document = _encode(data)
-        except (TypeError, ValueError) as error:
-            subject = attempt or fork
-            raise LedgerError(
-                f"event {kind!r} of {subject} cannot be stored as JSON: {error}", subject=subject
-            ) from error
-        self._add_event(Event(0, at, fork, attempt, kind, data), document)
+        document = self._encode_data(attempt or fork, kind, data)
+        self._add_event(Event(0, time.time(), fork, attempt, kind, data), document)
         if attempt is not None and "state" in data and kind != "added":
             self._database.rows(f"DELETE FROM progress WHERE {self._own} attempt = ?", (attempt,))
             self._known[attempt] = (self._known[attempt][0], None)
+
+    def _encode_data(self, subject: str, kind: str, data: Mapping[str, Any]) -> str:
+        try:
+            return _encode(data)
+        except (TypeError, ValueError) as error:
+            raise LedgerError(
+                f"event {kind!r} of {subject} cannot be stored as JSON: {error}", subject=subject
+            ) from error
 
     def _add_event(self, event: Event, document: str) -> None:
         """Add an event, whose data is ``document``, and set its fields on its record."""
@@ -317,12 +318,17 @@ class SqlLedger(Ledger):
         rows: list[tuple[Any, ...]] = [(before,)] if before is not None else []
         if before is None and not is_new:
             rows = self._database.rows(f"SELECT data FROM {table} WHERE {self._own} id = ?", (name,))
-        document = _merge_fields(rows, event.data, _FORK_FIELDS if table == "forks" else _ATTEMPT_FIELDS)
+        document = self._merge_fields(table, rows[0][0] if rows else "{}", event.data)
         text = _encode(document)
         self._known[name] = (text, progress)
         if table == "attempts" and event.fork in self._keys:
             self._keys[event.fork].add((document.get("key"), document.get("round")))
         return table, [*(document.get(column) for column in _COLUMNS[table]), text]
+
+    def _merge_fields(self, table: str, before: object, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the stored document of a record, updated with those of ``data`` that are fields."""
+        fields = _FORK_FIELDS if table == "forks" else _ATTEMPT_FIELDS
+        return {**_load_object(before), **{name: value for name, value in data.items() if name in fields}}
 
     def _format_upsert(self, table: str, source: str) -> str:
         """Return a statement that adds or changes a record; ``source`` has its values, with braces for all but seq."""
@@ -336,8 +342,11 @@ class SqlLedger(Ledger):
         )
 
     def _load_fork(self, data: object) -> ForkRecord:
-        """Build the record of a fork from its stored document. Raises an error if that is damaged."""
+        """Build the record of a fork from its stored document. Raises ValueError if that is damaged."""
         return _load_fork(data)
+
+    def _load_attempt(self, data: object, progress: object) -> AttemptRecord:
+        return _load_attempt(data, progress)
 
     def _find_fork(self, fork: str) -> ForkRecord | None:
         rows = self._find_known(fork)
@@ -352,7 +361,7 @@ class SqlLedger(Ledger):
         rows = self._find_known(attempt)
         for data, progress in rows or [row[1:] for row in self._select_attempts("attempts.id = ?", attempt)]:
             with _damage_raised("attempt", attempt):
-                record = _load_attempt(data, progress)
+                record = self._load_attempt(data, progress)
                 self._keep_known(attempt, data, progress)
                 return record
         return None
@@ -410,7 +419,7 @@ class SqlLedger(Ledger):
         found = []
         for name, data, progress in self._select_attempts(condition, *values):
             with _damage_left_out(f"attempt {name}"):
-                found.append(_load_attempt(data, progress))
+                found.append(self._load_attempt(data, progress))
         return found
 
     def _events(self, condition: str, *values: object) -> list[Event]:
@@ -562,12 +571,6 @@ def _load_conversation_data(data: object) -> ConversationRecord:
     if not is_sound or type(document.get("title", "")) is not str:
         raise _DamagedRowError("it is not a conversation")
     return ConversationRecord("", **document)
-
-
-def _merge_fields(rows: Sequence[tuple[Any, ...]], data: dict[str, Any], fields: set[str]) -> dict[str, Any]:
-    """Return the stored document, empty if there is none yet, updated with those of ``data`` that are fields."""
-    document = _load_object(rows[0][0]) if rows else {}
-    return {**document, **{name: value for name, value in data.items() if name in fields}}
 
 
 class SqlConversations(Conversations):
