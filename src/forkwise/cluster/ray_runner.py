@@ -65,6 +65,7 @@ class RayRunner(Runner):
     """
 
     max_parallel = _MAX_PARALLEL
+    is_remote = True
 
     def __init__(
         self,

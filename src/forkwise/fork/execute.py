@@ -462,13 +462,15 @@ async def _run(attempt: Attempt, output: AttemptLog, *, is_again: bool) -> Judge
     try:
         with logs, ExitStack() as watchers:
             check = watchers.enter_context(attempt.fork.spend_budget.spend(attempt.id))
-            watchers.enter_context(_report_progress(attempt, output))
+            report = watchers.enter_context(_report_progress(attempt, output))
             watchers.enter_context(attempt.fork.time_budget.spend())
             if attempt.reader is not None:
                 if (tools := watchers.enter_context(trace_tools())) is not None:
                     attempt.reader.trace_tools(tools)
                 is_checked = attempt.fork.spend_budget.is_limited
                 job = replace(job, on_output=_share(output, attempt.reader, check if is_checked else None))
+            if settings.runner.is_remote:
+                job = replace(job, on_output=_follow(job.on_output, report))
             end = await settings.runner.run(job)
     finally:
         with suppress(FileNotFoundError):
@@ -525,6 +527,17 @@ def _share(
             check(reader)
 
     return write
+
+
+def _follow(write: Callable[[str, bytes], None] | None, report: Callable[[], None]) -> Callable[[str, bytes], None]:
+    """Return a function that passes output on, and has progress reported afterwards."""
+
+    def pass_on(stream: str, piece: bytes) -> None:
+        if write is not None:
+            write(stream, piece)
+        report()
+
+    return pass_on
 
 
 def _finish_reader(attempt: Attempt) -> None:
@@ -640,9 +653,15 @@ def _fail(attempt: Attempt, reason: str | None, error: BaseException | None, fau
 
 
 @contextmanager
-def _report_progress(attempt: Attempt, output: AttemptLog) -> Iterator[None]:
-    """Write the attempt's progress to the ledger at intervals while the block runs."""
+def _report_progress(attempt: Attempt, output: AttemptLog) -> Iterator[Callable[[], None]]:
+    """Write the attempt's progress to the ledger at intervals while the block runs.
+
+    That of an attempt on another machine is written when the function that the block gets was called, on the event
+    loop. A thousand of them may wait for a node at once, and looking at each of them five times a second would take
+    most of this process's time.
+    """
     loop = asyncio.get_running_loop()
+    is_remote = attempt.fork.settings.runner.is_remote
     last_report: dict[str, Any] = {}
     last_cost: dict[str, Any] = {}
     handle: asyncio.TimerHandle | None = None
@@ -652,7 +671,7 @@ def _report_progress(attempt: Attempt, output: AttemptLog) -> Iterator[None]:
         reader = attempt.reader
         activity = None if reader is None else reader.activity
         progress: dict[str, Any] = {
-            "files": _estimate_changed_files(attempt.own_branch),
+            "files": None if is_remote else _estimate_changed_files(attempt.own_branch),
             "last_line": output.last_line if activity is None else redact(activity),
             "output_bytes": output.total,
         }
@@ -668,13 +687,22 @@ def _report_progress(attempt: Attempt, output: AttemptLog) -> Iterator[None]:
                     last_cost = cost
                 attempt.fork.ledger.note_progress(attempt.id, **progress)
             last_report = progress
-        handle = loop.call_later(_PROGRESS_INTERVAL, report)
+        handle = None
+        if not is_remote:
+            plan_report()
 
-    handle = loop.call_later(_PROGRESS_INTERVAL, report)
+    def plan_report() -> None:
+        nonlocal handle
+        if handle is None:
+            handle = loop.call_later(_PROGRESS_INTERVAL, report)
+
+    if not is_remote:
+        plan_report()
     try:
-        yield
+        yield plan_report
     finally:
-        handle.cancel()
+        if handle is not None:
+            handle.cancel()
 
 
 def _estimate_changed_files(branch: Branch) -> int | None:

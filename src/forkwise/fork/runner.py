@@ -146,10 +146,12 @@ def find_success(value: Any) -> bool:
 class Runner(ABC):
     """Runs jobs. ``run`` may be awaited for many jobs at once.
 
-    ``max_parallel`` is how many jobs of a fork run at once by default; None depends on this machine.
+    ``max_parallel`` is how many jobs of a fork run at once by default; None depends on this machine. If ``is_remote``,
+    jobs run on other machines, and their branches here change only when they end.
     """
 
     max_parallel: int | None = None
+    is_remote: bool = False
 
     @abstractmethod
     async def run(self, job: Job) -> RunEnd:
