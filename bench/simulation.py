@@ -7,6 +7,7 @@ parameters on three nodes of this machine, and compares what the model predicts 
 from __future__ import annotations
 
 import heapq
+import importlib.util
 import io
 import os
 import random
@@ -311,6 +312,10 @@ def check(attempts: int) -> None:
 def main(attempts: int | None, page: str | None) -> None:
     """Simulate 100 to 10,000 workers, or check the model on three nodes of this machine."""
     if attempts is not None:
+        if importlib.util.find_spec("ray") is None:
+            raise click.ClickException(
+                "the check starts a cluster of Ray, which is not installed: pip install 'forkwise[ray]'"
+            )
         check(attempts)
         return
     table = build_table(Parameters())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from bench.simulation import Parameters, simulate
 
@@ -65,3 +67,26 @@ def test_shared_processors_are_a_limit_too() -> None:
 def test_a_seed_gives_the_same_result() -> None:
     first, again, other = (simulate(50, 200, 5.0, Parameters(), seed) for seed in (3, 3, 4))
     assert first == again != other
+
+
+@pytest.mark.parametrize("attempt_s", [60, 600])
+def test_the_page_quotes_what_it_prints(attempt_s: int) -> None:
+    """The first rows of each kind; ``python -m bench.simulation --page docs/scaling.md`` writes all of them."""
+    page = Path(__file__).parents[2].joinpath("docs/scaling.md").read_text()
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in page.splitlines() if line.startswith("│")]
+    for workers in (100, 300):
+        found = simulate(workers, 5 * workers, float(attempt_s), Parameters())
+        shares = [f"{found.busy[name]:.0%}" for name in ("workers", "driver", "ledger", "supervisor", "store")]
+        row = [str(workers), f"{attempt_s} s", "one driver", f"{found.seconds:.0f} s", f"{found.throughput:.1f}"]
+        assert [*row, *shares, found.limit] in rows
+
+
+def test_the_page_quotes_what_an_attempt_costs() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/scaling.md").read_text()
+    given = Parameters()
+    assert (
+        f"| driver, for each attempt | {1e3 * given.driver_s:g} ms, and {given.events} events in the ledger |" in page
+    )
+    assert f"| supervisor, for each attempt | {1e3 * given.supervisor_s:g} ms |" in page
+    assert f"| node, around each attempt | {1e3 * given.node_s:g} ms |" in page
+    assert f"| an event in PostgreSQL | {1e3 * given.event_s:g} ms |" in page

@@ -1,4 +1,4 @@
-"""What sealed tests cost beside the test command: counted, not timed."""
+"""What sealed tests cost beside the test command, and attempts that wait for a node: counted, not timed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from typing import Any
 
 import pytest
 
-from forkwise import Tests, Workspace
+from forkwise import BestOfN, Runner, Tests, Workspace
 from forkwise.files.store import trash
+from forkwise.fork import execute
+from forkwise.fork.fork import open_ledger
+from forkwise.fork.runner import Job, RunEnd
+from forkwise.ledger.sqlite import SqliteLedger
 
 _COUNTED = ("open", "stat", "lstat", "scandir", "listdir", "readlink", "link", "mkdir", "unlink")
 
@@ -80,3 +84,39 @@ def test_the_cost_does_not_grow_with_the_tree(
     few, many = totals
     assert many <= few + 30, "with fifty times as many files"
     assert few < 1000
+
+
+class RemoteRunner(Runner):
+    """Stands for one that runs jobs on other machines: prints a line, and waits until the ledger has it."""
+
+    is_remote = True
+
+    async def run(self, job: Job) -> RunEnd:
+        await asyncio.sleep(0)
+        assert job.on_output is not None
+        job.on_output("stdout", f"hello from {job.branch.name}\n".encode())
+        with open_ledger(job.branch.workspace) as ledger:
+            while not any(a.last_line == f"hello from {a.branch}" for a in ledger.attempts(ledger.forks()[0].id)):
+                await asyncio.sleep(0.001)
+        return RunEnd("exit", exit_code=0)
+
+
+def test_attempts_on_other_machines_are_looked_at_when_they_print(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a thousand that wait for a node, none is looked at again and again."""
+    looked: list[object] = []
+    noted: list[str] = []
+    note = SqliteLedger.note_progress
+
+    def note_progress(ledger: SqliteLedger, attempt: str, **progress: Any) -> None:
+        noted.append(attempt)
+        note(ledger, attempt, **progress)
+
+    monkeypatch.setattr(execute, "_estimate_changed_files", looked.append)
+    monkeypatch.setattr(execute, "_PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr(SqliteLedger, "note_progress", note_progress)
+    outcome = BestOfN(["true"], 3, runner=RemoteRunner(), commit=False, allow_empty=True)(workspace)
+    assert [one.success for one in outcome.all_results] == [True] * 3
+    assert looked == []
+    assert len(noted) == len(set(noted)) <= 3

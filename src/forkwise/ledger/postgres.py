@@ -451,6 +451,9 @@ class PostgresDatabase(SqlDatabase):
             except (psycopg.Error, UnicodeError) as error:
                 if not self._is_lost():
                     raise self._explain(error) from error
+            except BaseException:  # an interrupt: the answer may be in transit
+                self._drop_connection()
+                raise
             session = self._session
             self._drop_connection()
             self._end_session(session)
@@ -458,8 +461,12 @@ class PostgresDatabase(SqlDatabase):
 
     def _end_session(self, session: int) -> None:
         """Wait until the server has ended its work for a connection that was lost, which it may not have noticed."""
-        holder = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND "
-        self.rows(f"{holder} (classid, objid, objsubid) = (?::oid, ?::oid, 2)", (_SESSION_SPACE, session))
+        end = (
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+            "AND (classid, objid, objsubid) = (?::oid, ?::oid, 2)"
+        )
+        self.rows(end, (_SESSION_SPACE, session))
         self.rows("SELECT pg_advisory_xact_lock(?, ?)", (_SESSION_SPACE, session))
 
     def find_identity(self) -> str:
