@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -63,8 +64,11 @@ os._exit(code)
 
 
 @cache
-def preloaded_command() -> Path:
-    """Start the server of this process, unless it runs, and return the program, which is named ``forkwise``."""
+def preloaded_command(*modules: str) -> Path:
+    """Start the server of this process, unless it runs, and return the program, which is named ``forkwise``.
+
+    ``modules`` are further ones to load, which only some commands need. Each choice of them has a server of its own.
+    """
     directory = Path(tempfile.mkdtemp(prefix="forkwise-preloaded-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     directory.chmod(0o755)
@@ -77,7 +81,8 @@ def preloaded_command() -> Path:
     real = str(Path(sys.executable).with_name("forkwise"))
     program.write_text(_PROGRAM.format(python=sys.executable, address=address, real=real))
     program.chmod(0o755)
-    code = f"import sys; sys.path.append({_ROOT!r}); from tests.preloaded import serve; serve({listener.fileno()})"
+    call = f"serve({listener.fileno()}, {modules!r})"
+    code = f"import sys; sys.path.append({_ROOT!r}); from tests.preloaded import serve; {call}"
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL") if name in os.environ}
     server = subprocess.Popen(
         [sys.executable, "-P", "-c", code],
@@ -97,9 +102,9 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     server.wait()
 
 
-def serve(listener_fd: int) -> None:
+def serve(listener_fd: int, modules: Sequence[str] = ()) -> None:
     """Fork a process for each client, until standard input ends; the main function of the server."""
-    load_modules()
+    load_modules(modules)
     listener = socket.socket(fileno=listener_fd)
     events = selectors.DefaultSelector()
     events.register(0, selectors.EVENT_READ)
@@ -114,13 +119,13 @@ def serve(listener_fd: int) -> None:
                 _finish(key, events)
 
 
-def load_modules() -> None:
-    """Import what commands need."""
+def load_modules(modules: Sequence[str] = ()) -> None:
+    """Import what commands need, and further modules."""
     import forkwise
 
     for name in forkwise.__all__:
         getattr(forkwise, name)
-    for name in ("forkwise.cli", "forkwise.chat.session", "forkwise.chat.plain_ui", "rich.table", "rich.syntax"):
+    for name in ("forkwise.cli", "forkwise.chat.session", "forkwise.chat.plain_ui", "rich.table", "rich.syntax", *modules):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,13 +21,14 @@ from forkwise.ledger.logs import AttemptLog
 from forkwise.ledger.sqlite import open_ledger
 from tests.display.hostile import CORPUS
 from tests.need import need
+from tests.preloaded import preloaded_command
 from tests.web.conftest import SHOP, make_fork
 from tests.web.test_conversation_view import TALK, store
 
 pytestmark = pytest.mark.integration
 
 AXE = "axe-core@4.14.0"
-MAIN = "from forkwise.cli import main; main()"
+SERVER_MODULES = ("forkwise.web.site", "uvicorn", "uvicorn.lifespan.on", "uvicorn.protocols.http.auto")
 
 
 class Served:
@@ -41,7 +41,8 @@ class Served:
 
     def start(self) -> None:
         words = ["serve", "--json", "-C", str(self.workspace.path), *(["--port", self.port] if self.port else [])]
-        self.process = subprocess.Popen([sys.executable, "-c", MAIN, *words], stdout=subprocess.PIPE, text=True)
+        command = [preloaded_command(*SERVER_MODULES), *words]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         found = json.loads(self.process.stdout.readline())["serving"]
         self.url, self.base = found["url"], found["address"]
@@ -64,7 +65,8 @@ def served(workspace: Workspace) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
-    program = shutil.which("chromium")
+    # For the whole browser each page is a window with a toolbar, which takes four times the CPU time of the page.
+    program = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     need(program is not None, "chromium is not installed")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
@@ -211,6 +213,7 @@ def test_hostile_contents_run_nothing(served: Served, visit: Open) -> None:
             ledger.record_comment(fork, {"text": text, "attempt": f"{fork}.1", "path": text, "quote": text, "line": 1})
         ledger.record_verdict(fork, {"winner": f"{fork}.1", "how": CORPUS[1]})
     base = f"/w/shop/{fork}/"
+    page = visit("/")
     for path in (
         base,
         f"{base}a/{fork}.1/",
@@ -218,8 +221,7 @@ def test_hostile_contents_run_nothing(served: Served, visit: Open) -> None:
         f"{base}a/{fork}.2/output",
         f"{base}compare",
     ):
-        page = visit(path)
-        page.wait_for_load_state("domcontentloaded")
+        page.goto(f"{served.base}{path}")
         page.mouse.wheel(0, 5000)
         page.wait_for_timeout(300)
         assert page.evaluate("document.querySelectorAll('script:not([src]), iframe, object, embed').length") == 0
@@ -232,12 +234,11 @@ def test_fifty_attempts_and_a_long_diff(served: Served, visit: Open) -> None:
     page = visit(f"/w/shop/{fork}/")
     assert page.locator(".attempt-card").count() == 50
     page = visit(f"/w/shop/{fork}/a/{fork}.1/")
-    for _ in range(400):
-        if page.locator("table.diff tr.new").count() == 5000:
-            break
+    rows = page.locator("table.diff tr.new")
+    while (count := rows.count()) < 5000:  # each part is loaded when the end of the last one comes near
         page.mouse.wheel(0, 20_000)
-        page.wait_for_timeout(20)
-    assert page.locator("table.diff tr.new").count() == 5000
+        page.wait_for_function("count => document.querySelectorAll('table.diff tr.new').length > count", arg=count)
+    assert rows.count() == 5000
 
 
 @pytest.fixture(scope="module")
@@ -254,8 +255,11 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_serious_for_accessibility(fork: str, visit: Open, axe: str, scheme: str, width: int) -> None:
+def test_nothing_serious_for_accessibility(
+    served: Served, fork: str, visit: Open, axe: str, scheme: str, width: int
+) -> None:
     base = f"/w/shop/{fork}/"
+    page = visit("/", width, scheme)
     for path in (
         "/",
         base,
@@ -264,7 +268,7 @@ def test_nothing_serious_for_accessibility(fork: str, visit: Open, axe: str, sch
         f"{base}compare",
         f"{base}a/{fork}.1/output",
     ):
-        page = visit(path, width, scheme)
+        page.goto(f"{served.base}{path}")
         page.wait_for_timeout(500)
         page.evaluate(axe)
         found = page.evaluate("axe.run().then(result => result.violations)")
@@ -349,6 +353,7 @@ def test_every_decision(served: Served, visit: Open, by_keyboard: bool) -> None:
     choose(page, fork, (1,), by_keyboard=by_keyboard)
     press(page, "Pick", by_keyboard=by_keyboard)
     press(page, "Cancel", by_keyboard=by_keyboard)
+    page.get_by_role("button", name="Commit it", exact=True).wait_for(state="detached")
     press(page, "Pick", by_keyboard=by_keyboard)
     press(page, "Commit it", by_keyboard=by_keyboard)
     page.get_by_text("The workspace was changed meanwhile").first.wait_for()
@@ -369,7 +374,7 @@ def test_every_decision(served: Served, visit: Open, by_keyboard: bool) -> None:
 def test_running_attempts_are_stopped_resumed_and_aborted(served: Served, visit: Open, by_keyboard: bool) -> None:
     workspace = served.workspace
     words = ["best-of", "3", "--detach", "--json", "--network", "host", "-C", str(workspace.path)]
-    command = [sys.executable, "-c", MAIN, *words, "-c", "echo begun; echo > notes.md; sleep 600"]
+    command = [preloaded_command(*SERVER_MODULES), *words, "-c", "echo begun; echo > notes.md; sleep 600"]
     started = subprocess.run(command, check=True, capture_output=True, text=True)
     detached = json.loads(started.stdout)["detached"]
     fork = detached["fork"]
@@ -414,7 +419,7 @@ def test_comments_are_sent_to_a_follow_up(served: Served, visit: Open, by_keyboa
     workspace = served.workspace
     script = 'cat "$FORKWISE_FEEDBACK" > heard.txt; echo "# more" >> shop.py'
     words = ["run", "--no-commit", "--quiet", "--network", "host", "-C", str(workspace.path), "-c", script]
-    subprocess.run([sys.executable, "-c", MAIN, *words], check=True, capture_output=True)
+    subprocess.run([preloaded_command(*SERVER_MODULES), *words], check=True, capture_output=True)
     with open_ledger(workspace) as ledger:
         fork = ledger.forks()[0].id
     other = visit(f"/w/shop/{fork}/")

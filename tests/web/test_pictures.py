@@ -128,8 +128,9 @@ def test_pages_look_as_recorded(
 ) -> None:
     store(workspace, TALK)
     found = {}
+    page = visit("/", width)
     for name, path in PAGES.items():
-        page = visit(path.format(fork=fork), width)
+        page.goto(f"{served.base}{path.format(fork=fork)}")
         settle(page)
         look = Look(page, plain)
         if os.environ.get("FORKWISE_RECORD_PICTURES"):
