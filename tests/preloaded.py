@@ -125,7 +125,8 @@ def load_modules(modules: Sequence[str] = ()) -> None:
 
     for name in forkwise.__all__:
         getattr(forkwise, name)
-    for name in ("forkwise.cli", "forkwise.chat.session", "forkwise.chat.plain_ui", "rich.table", "rich.syntax", *modules):
+    usual = ("forkwise.cli", "forkwise.chat.session", "forkwise.chat.plain_ui", "rich.table", "rich.syntax")
+    for name in (*usual, *modules):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
