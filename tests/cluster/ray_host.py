@@ -25,6 +25,8 @@ def main() -> None:
         head_node_args={
             "num_cpus": 0,
             "include_dashboard": False,
+            "include_log_monitor": False,
+            "no_monitor": True,
             "object_store_memory": 100 << 20,
             "ray_client_server_port": int(sys.argv[1]),
             "temp_dir": sys.argv[2],

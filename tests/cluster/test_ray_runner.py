@@ -25,7 +25,7 @@ from tests.need import need
 pytestmark = pytest.mark.integration
 
 FORKWISE = f"{sys.prefix}/bin/forkwise"
-_DEADLINE_S = 100.0
+_DEADLINE_S = 600.0
 _drivers: list[subprocess.Popen[bytes]] = []
 
 
