@@ -148,7 +148,7 @@ def _measure_travel(scratch: Scratch, run: Run) -> Line:
 
 
 def _shorten(message: str) -> str:
-    """Return which limit Ray names in its message, or the begin of the message."""
+    """Return which limit Ray names in its message, or the beginning of the message."""
     _, verb, limit = message.partition("exceeds ")
     return (verb + limit).partition(". ")[0][:60] if verb else message[:60]
 

@@ -30,7 +30,7 @@ class ProgressListener(Protocol):
     """Gets to know of work when it begins and when it ends, in the thread that does it."""
 
     def begin(self, work: Work) -> None:
-        """Handle the begin of a piece of work, whose ``done`` grows from now on."""
+        """Handle the start of a piece of work, whose ``done`` grows from now on."""
 
     def end(self, work: Work) -> None:
         """Handle the end of a piece of work, whether it succeeded or not."""

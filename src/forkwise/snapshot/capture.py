@@ -584,7 +584,7 @@ def _make_file(
 
 
 def _read_whole(fd: int, size: int, buffer: memoryview) -> memoryview:
-    """Read the first bytes of a file to the begin of a buffer, or of a new one if that is too small."""
+    """Read the first bytes of a file into the front of a buffer, or into a new one if that is too small."""
     room = buffer[:size] if size <= len(buffer) else memoryview(bytearray(size))
     position = 0
     while position < size and (count := os.preadv(fd, [room[position:]], position)):
