@@ -109,7 +109,7 @@ class Record:
         self.go = self.directory / "go"
         self.options = ("--on", "ray", "--writable", str(self.directory))
         self.begin = f"echo $FORKWISE_ATTEMPT >> {self.directory}/begun"
-        self.wait = f"while [ ! -e {self.go} ]; do sleep 0.05; done"
+        self.wait = f"while [ ! -e {self.go} ]; do sleep 0.2; done"
 
     @property
     def begun(self) -> list[str]:
@@ -145,7 +145,7 @@ def test_attempts_run_at_the_same_path_and_are_tested_on_their_node(nodes: RayNo
 def test_the_first_success_cancels_the_others_with_all_their_processes(nodes: RayNodes, project: Path) -> None:
     record = Record(project)
     slow = f"setsid sleep 7777 {record.directory} & {record.wait}"
-    quick = f"while [ $(wc -l < {record.directory}/begun) -lt 2 ]; do sleep 0.05; done; echo bye > greeting.txt"
+    quick = f"while [ $(wc -l < {record.directory}/begun) -lt 2 ]; do sleep 0.2; done; echo bye > greeting.txt"
     lines = [f"{record.begin}; {slow}", f"{record.begin}; {quick}"]
     ends = finish(start(nodes, project, "speculate", *record.options, "--json", "-c", lines[0], "-c", lines[1]))
     assert {end["attempt"][-1]: end["state"] for end in ends} == {"1": "cancelled", "2": "succeeded"}
@@ -207,7 +207,7 @@ def test_a_cluster_is_reached_through_rays_client(nodes: RayNodes, project: Path
     assert (project / "greeting.txt").read_text() == "bye\n"
     record = Record(project)
     slow = f"setsid sleep 7777 {record.directory} & {record.wait}"
-    quick = f"while [ $(wc -l < {record.directory}/begun) -lt 2 ]; do sleep 0.05; done; echo again > greeting.txt"
+    quick = f"while [ $(wc -l < {record.directory}/begun) -lt 2 ]; do sleep 0.2; done; echo again > greeting.txt"
     options = ["--on", address, *record.options[2:], "--json"]
     commands = ["-c", f"{record.begin}; {slow}", "-c", f"{record.begin}; {quick}"]
     ends = finish(start(nodes, project, "speculate", *options, *commands, RAY_ADDRESS=""))
