@@ -1,8 +1,8 @@
 """Capture: a tree read into a store: what changed since the last snapshot is read, hashed, packed and stored.
 
 Small files are read in groups that end where a path says so, and not after a number of bytes alone: two machines with
-almost the same tree make mostly the same packs, and the second stores only the others. Reading, hashing, compressing
-and storing release the GIL, so a few threads use all processors.
+almost the same tree make mostly the same packs, and the second stores only the others. Compressing and storing release
+the GIL for long, reading small files for too short a time: one thread reads while a few others use all processors.
 
 The index of the last snapshot has for each directory the identities of its entries (device, inode number, size, ctime)
 as one value, and its lines of the manifest. A directory with the same value now is not looked at more closely. A file
