@@ -120,3 +120,29 @@ def test_attempts_on_other_machines_are_looked_at_when_they_print(
     assert [one.success for one in outcome.all_results] == [True] * 3
     assert looked == []
     assert len(noted) == len(set(noted)) <= 3
+
+
+class CountingRunner(Runner):
+    """Notes how many branches there are when each job starts, and ends them when all have started."""
+
+    is_remote = True
+    max_parallel = 1000
+
+    def __init__(self, jobs: int) -> None:
+        self.branches: list[int] = []
+        self._jobs = jobs
+        self._all = asyncio.Event()
+
+    async def run(self, job: Job) -> RunEnd:
+        self.branches.append(len(job.branch.workspace.branches()))
+        if len(self.branches) == self._jobs:
+            self._all.set()
+        await self._all.wait()
+        return RunEnd("exit", exit_code=0)
+
+
+def test_the_first_attempts_run_before_the_last_are_prepared(workspace: Workspace) -> None:
+    runner = CountingRunner(60)
+    outcome = BestOfN(["true"], 60, runner=runner, commit=False, allow_empty=True)(workspace)
+    assert [one.success for one in outcome.all_results] == [True] * 60
+    assert runner.branches[0] <= 2 * execute._PREPARED_AT_ONCE

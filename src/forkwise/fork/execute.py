@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_CHANGE",
+    "Preparation",
     "ProviderLimit",
     "ProviderRules",
     "SpendBudget",
@@ -57,6 +58,7 @@ NO_CHANGE = "no change"
 
 _UUID = "FORKWISE_UUID"  # the variable of a command that names its session after its attempt
 _PROGRESS_INTERVAL = 0.2  # seconds
+_PREPARED_AT_ONCE = 16
 _MAX_COUNTED = 5000
 _MAX_SCORE = 200
 _SHOWN = 3
@@ -297,6 +299,29 @@ class ProviderLimit:
                 waiter.set_result(None)
 
 
+class Preparation:
+    """The attempts of a fork that are being prepared: a few at once, so that the first ones run meanwhile.
+
+    Otherwise each of a thousand attempts would take its first step before any took its second one, and the nodes of a
+    cluster would wait until the last one was prepared.
+    """
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(_PREPARED_AT_ONCE)
+        self._users: set[str] = set()
+
+    async def enter(self, attempt: str) -> None:
+        """Wait until an attempt may be prepared."""
+        await self._free.acquire()
+        self._users.add(attempt)
+
+    def leave(self, attempt: str) -> None:
+        """Let another attempt be prepared, because one runs now, or is over."""
+        if attempt in self._users:
+            self._users.remove(attempt)
+            self._free.release()
+
+
 def _read_amounts(cost: Mapping[str, Any]) -> tuple[float, int]:
     usd = cost.get("usd")
     counts = [cost.get(name) for name in ("input_tokens", "output_tokens")]
@@ -312,6 +337,7 @@ async def execute(attempt: Attempt, name: str) -> None:
     ``faulted``.
     """
     ledger, facts = attempt.fork.ledger, attempt.facts
+    await attempt.fork.preparation.enter(attempt.id)
     try:
         ledger.start_attempt(attempt.id)
         attempt.state = "running"
@@ -336,6 +362,7 @@ async def execute(attempt: Attempt, name: str) -> None:
         attempt.state, attempt.reason = "cancelled", str(error) or "cancelled"
         raise
     finally:
+        attempt.fork.preparation.leave(attempt.id)
         if ledger.stored_files is not None:  # before other machines see that it has ended
             await finish(run_in_thread(ledger.store_files, attempt.id))
         with suppress(LedgerError):  # a full disk: resolving the fork writes it again, or raises
@@ -471,6 +498,7 @@ async def _run(attempt: Attempt, output: AttemptLog, *, is_again: bool) -> Judge
                 job = replace(job, on_output=_share(output, attempt.reader, check if is_checked else None))
             if settings.runner.is_remote:
                 job = replace(job, on_output=_follow(job.on_output, report))
+            attempt.fork.preparation.leave(attempt.id)
             end = await settings.runner.run(job)
     finally:
         with suppress(FileNotFoundError):

@@ -34,6 +34,7 @@ from forkwise.fork.agent_paths import conclude_agent_paths
 from forkwise.fork.attempt import Attempt, current_attempt
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.execute import (
+    Preparation,
     ProviderLimit,
     ProviderRules,
     SpendBudget,
@@ -261,6 +262,7 @@ class Fork:
         )
         self.time_budget: TimeBudget = inside.fork.time_budget if inside else TimeBudget(self.settings.time_budget)
         self.spend_budget: SpendBudget = inside.fork.spend_budget if inside else SpendBudget(self.settings.spend_limits)
+        self.preparation = Preparation()
         self._gates: dict[str, StartGate] = {}
         self.provider_rules = self.settings.provider_rules or ProviderRules()
         self._limits: dict[str, ProviderLimit] = inside.fork._limits if inside else {}
@@ -515,8 +517,13 @@ class Fork:
     async def finished(self, attempts: Iterable[Attempt]) -> AsyncIterator[Attempt]:
         """Yield the attempts in the order in which they end."""
         waiting = {self._tasks[a.id]: a for a in attempts}
+        ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
+        for task in waiting:  # asyncio.wait would add a callback to each of them again for every one that ends
+            task.add_done_callback(ended.put_nowait)
         while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done = [await ended.get()]
+            while not ended.empty():
+                done.append(ended.get_nowait())
             for task in sorted(done, key=lambda t: waiting[t].index):
                 attempt = waiting.pop(task)
                 if not task.cancelled():
