@@ -42,10 +42,10 @@ class Parameters:
     or the number that everything shares, as in a check on one machine.
     """
 
-    driver_s: float = 0.025
+    driver_s: float = 0.020
     events: int = 5
-    event_s: float = 0.0011
-    supervisor_s: float = 0.028
+    event_s: float = 0.0006
+    supervisor_s: float = 0.022
     node_s: float = 0.075
     workers_per_node: int = 8
     drivers: int = 1
