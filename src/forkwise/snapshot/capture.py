@@ -733,9 +733,11 @@ class _TreeIndex:
         blobs = [json.dumps(head).encode() + b"\n"]
         for one in self.directories.values():
             blobs += (one.identities, one.lines)
-        data = b"".join(blobs)
+        hasher = blake3()
+        for blob in blobs:
+            hasher.update(blob)
         beside = f"{path}.{os.getpid()}"
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(blake3(data).hexdigest().encode() + b"\n")
-            file.write(data)
+            file.write(hasher.hexdigest().encode() + b"\n")
+            file.writelines(blobs)
         os.replace(beside, path)
