@@ -281,9 +281,9 @@ def test_nothing_serious_for_accessibility(
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def press(page: Any, name: str, *, by_keyboard: bool) -> None:
+def press(page: Any, name: str, *, by_keyboard: bool, within: str = "body") -> None:
     """Use a button, by mouse or by keyboard."""
-    button = page.get_by_role("button", name=name, exact=True).first  # the form for comments has a Cancel, too
+    button = page.locator(within).get_by_role("button", name=name, exact=True).first
     button.wait_for()
     if by_keyboard:
         button.focus()
@@ -352,7 +352,7 @@ def test_every_decision(served: Served, visit: Open, by_keyboard: bool) -> None:
     page = visit(f"/w/shop/{fork}/")
     choose(page, fork, (1,), by_keyboard=by_keyboard)
     press(page, "Pick", by_keyboard=by_keyboard)
-    press(page, "Cancel", by_keyboard=by_keyboard)
+    press(page, "Cancel", by_keyboard=by_keyboard, within="#decision")  # the form for comments has one, too
     page.get_by_role("button", name="Commit it", exact=True).wait_for(state="detached")
     press(page, "Pick", by_keyboard=by_keyboard)
     press(page, "Commit it", by_keyboard=by_keyboard)
