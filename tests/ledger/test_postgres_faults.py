@@ -33,6 +33,16 @@ def open_at(stack: ExitStack, url: str, directory: Path) -> PostgresLedger:
     return stack.enter_context(PostgresLedger(url, directory / "ledger", directory.name))
 
 
+@pytest.fixture
+def cut(
+    postgres: PostgresServer, tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> tuple[SlowProxy, PostgresLedger, PostgresLedger]:
+    """A proxy that can cut connections, a ledger behind it, and the same ledger without it."""
+    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.001)
+    proxy = stack.enter_context(SlowProxy(postgres.directory))
+    return proxy, open_at(stack, proxy.url, tmp_path), open_at(stack, postgres.url, tmp_path)
+
+
 def assert_whole(ledger: PostgresLedger) -> None:
     """Check that the records are what the events add up to."""
     before = picture(ledger)
@@ -98,14 +108,9 @@ def test_a_slow_network_answers_once_for_an_event(postgres: PostgresServer, tmp_
     assert_whole(ledger)
 
 
-def test_a_connection_that_is_cut_anywhere(
-    postgres: PostgresServer, tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_is_cut_anywhere(cut: tuple[SlowProxy, PostgresLedger, PostgresLedger]) -> None:
     """What was recorded is there, what was refused is not, and there is nothing in between."""
-    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.001)
-    proxy = stack.enter_context(SlowProxy(postgres.directory))
-    ledger = open_at(stack, proxy.url, tmp_path)
-    direct = open_at(stack, postgres.url, tmp_path)
+    proxy, ledger, direct = cut
     fork = fork_in(ledger).id
     recorded: list[str] = []
     refused = 0
@@ -122,14 +127,9 @@ def test_a_connection_that_is_cut_anywhere(
     assert_whole(direct)
 
 
-def test_a_connection_that_is_cut_under_single_events(
-    postgres: PostgresServer, tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_is_cut_under_single_events(cut: tuple[SlowProxy, PostgresLedger, PostgresLedger]) -> None:
     """Each event that was recorded is there, once."""
-    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.001)
-    proxy = stack.enter_context(SlowProxy(postgres.directory))
-    ledger = open_at(stack, proxy.url, tmp_path)
-    direct = open_at(stack, postgres.url, tmp_path)
+    proxy, ledger, direct = cut
     fork = fork_in(ledger).id
     attempt = attempt_in(ledger, fork).id
     recorded: list[float] = []

@@ -10,6 +10,7 @@ import base64
 import ipaddress
 import re
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -186,7 +187,7 @@ def build_dialog(upstream: Upstream, host: str, port: int, address: str | None) 
     return _SocksDialog(upstream, address if upstream.scheme == "socks5" and address else host, port)
 
 
-class Dialog:
+class Dialog(ABC):
     """The exchange with an upstream until the tunnel stands.
 
     ``to_send`` is what has to be sent now; ``rest`` is, once it stands, what the server itself has sent already.
@@ -197,9 +198,9 @@ class Dialog:
         self.rest = b""
         self._received = b""
 
+    @abstractmethod
     def receive(self, piece: bytes) -> bool:
         """Take a piece of the answer. Return whether the tunnel stands. Raises UpstreamError."""
-        raise NotImplementedError
 
 
 class _ConnectDialog(Dialog):
