@@ -19,12 +19,27 @@ from pathlib import Path
 
 from tests.need import need
 
-__all__ = ["UNPRIVILEGED", "as_unprivileged", "interpreter", "readable_copy", "unprivileged_project"]
+__all__ = [
+    "UNPRIVILEGED",
+    "as_unprivileged",
+    "interpreter",
+    "readable_copy",
+    "unprivileged_project",
+    "with_fuse",
+    "with_fuse_namespace",
+]
 
 #: The id of ``nobody``, which every system has and which owns no files.
 UNPRIVILEGED = 65534
 
 ROOT = Path(__file__).parents[1]
+
+# Without udev a device node in /dev may be accessible only to root; this node is visible only to the command.
+WITH_FUSE = """
+mount --make-rprivate / &&
+mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse &&
+shift && exec "$@"
+"""
 
 
 @contextmanager
@@ -81,6 +96,28 @@ def _copy_package(name: str, to: Path) -> None:
 def as_unprivileged(command: Sequence[str]) -> list[str]:
     """Return the command line that runs a command as the unprivileged user."""
     return ["setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups", *command]
+
+
+def with_fuse(command: Sequence[str], directory: Path) -> list[str]:
+    """Return the command line that runs a command where every user may open ``/dev/fuse``, a node in ``directory``."""
+    return ["unshare", "--mount", "sh", "-c", WITH_FUSE, "sh", str(directory), *command]
+
+
+@contextmanager
+def with_fuse_namespace(directory: Path) -> Iterator[tuple[list[str], int]]:
+    """Keep a mount namespace like that of ``with_fuse``: mounts made by one command are seen by the next.
+
+    Yield the words to put before a command, and the id of a process in the namespace. The command starts in ``/``.
+    """
+    command = with_fuse(["sh", "-c", "echo ready; exec cat"], directory)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            yield ["nsenter", f"--mount=/proc/{process.pid}/ns/mnt"], process.pid
+        finally:
+            process.stdin.close()
 
 
 @cache

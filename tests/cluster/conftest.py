@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +22,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
         yield cluster
     finally:
         cluster.stop()
-        shutil.rmtree(cluster.temporary, ignore_errors=True)
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ def main() -> None:
             "no_monitor": True,
             "object_store_memory": 100 << 20,
             "ray_client_server_port": int(sys.argv[1]),
-            "temp_dir": sys.argv[2],
         },
     )
     answer(address=cluster.address)

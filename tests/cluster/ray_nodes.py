@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -83,27 +84,32 @@ class RayNodes:
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
         }
+        self.temporary = f"/tmp/fr-{os.getpid()}"  # sockets in it need short paths
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | LOOPBACK
         environment |= {
             **self.storage,
             "FORKWISE_NODE_DIRECTORY": str(directory / "head"),
             "PYTHONPATH": os.getcwd(),
+            "RAY_TMPDIR": self.temporary,
             "RAY_health_check_initial_delay_ms": "0",
             "RAY_health_check_period_ms": "500",
             "RAY_health_check_failure_threshold": "3",
         }
-        self.temporary = f"/tmp/fr-{os.getpid()}"  # sockets in it need short paths
         self._log = open(directory / "host.log", "wb")  # noqa: SIM115 - closed by stop
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.ray_host", str(self.client_port), self.temporary],
+            [sys.executable, "-m", "tests.cluster.ray_host", str(self.client_port)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
         )
-        self.address = str(self._read()["address"])
         self.nodes: list[RayNode] = []
         self._count = 0
+        try:
+            self.address = str(self._read()["address"])
+        except RuntimeError:
+            self.stop()
+            raise
 
     def _read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -130,7 +136,7 @@ class RayNodes:
         node.kill()
 
     def stop(self) -> None:
-        """End all nodes."""
+        """End all nodes, and remove what they left in ``/tmp``."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         found = list_descendants(self.process.pid)
@@ -146,3 +152,4 @@ class RayNodes:
             if "ray" in _read_name(pid):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.temporary, ignore_errors=True)

@@ -19,7 +19,7 @@ import pytest
 from forkwise.linux.syscalls import filesystem_magic
 from tests.files.images import loop_image
 from tests.need import need
-from tests.unprivileged import UNPRIVILEGED, as_unprivileged, interpreter, readable_copy
+from tests.unprivileged import UNPRIVILEGED, as_unprivileged, interpreter, readable_copy, with_fuse
 
 TMPFS = 0x01021994
 TOOLS = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "rapidfuzz")
@@ -36,13 +36,6 @@ sys.exit(pytest.main([
     "tests/files/test_views.py", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "-c", "/dev/null",
     "--import-mode=importlib", "-W", "error", "--basetemp", {basetemp!r},
 ]))
-"""
-
-# Without udev a device node in /dev may be accessible only to root; this node is visible only to the test.
-WRAP = """
-mount --make-rprivate / &&
-mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse &&
-shift && exec "$@"
 """
 
 
@@ -77,8 +70,7 @@ def test_views_without_privileges(views: str, readable: Path, tmp_path: Path) ->
         program = RUN.format(
             path=[str(readable / d) for d in ("src", "tools", "")], views=views, basetemp=str(home / "tmp")
         )
-        wrapped = ["unshare", "--mount", "sh", "-c", WRAP, "sh", str(tmp_path)]
-        command = [*wrapped, *as_unprivileged([interpreter(), "-c", program])]
+        command = with_fuse(as_unprivileged([interpreter(), "-c", program]), tmp_path)
         done = subprocess.run(command, cwd=readable, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     passed = re.search(r"^(\d+) passed in", done.stdout, re.MULTILINE)
