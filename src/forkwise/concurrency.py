@@ -126,7 +126,7 @@ class CallResult:
     error: BaseException | None = None
 
     def get(self) -> Any:
-        """Return the value, or raise the error; an error that is no Exception is wrapped in a RuntimeError."""
+        """Return the value, or raise the error; an error that is not an Exception is wrapped in a RuntimeError."""
         if self.error is None:
             return self.value
         if isinstance(self.error, Exception):
@@ -269,7 +269,7 @@ def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) 
 
 def _wait_for(outcome: Future[Any]) -> None:
     # Only the main thread runs signal handlers, but the kernel may deliver a signal to another thread, and a lock does
-    # not wake up for that one: so the main thread looks now and then.
+    # not wake up for that one: so the main thread wakes up now and then to check.
     timeout_s = _SIGNAL_POLL_S if threading.current_thread() is threading.main_thread() else None
     while not wait([outcome], timeout_s).done:
         pass

@@ -135,7 +135,7 @@ class CommitNotFoundError(CommitError):
 
 
 class ConflictError(CommitError):
-    """The branch and, since the fork, another writer changed the same paths of the parent.
+    """Another writer changed paths in the parent, since the fork, that the branch changed too.
 
     Raised to the caller of ``commit``, ``rebase`` or ``undo``; ``conflicts`` lists the paths and what happened to them.
     """
@@ -163,7 +163,7 @@ class BranchStaleError(ConflictError):
 class StoreError(BranchingError):
     """An object store cannot be used, or what it holds is damaged; raised to the caller who reads or writes it.
 
-    ``store`` is its location, ``name`` the object concerned, if it is one. What was damaged was not used.
+    ``store`` is its location, ``name`` the object, if the error concerns a single one. Damaged content is never used.
     """
 
     def __init__(self, message: str, *, store: str = "", name: str = "") -> None:
@@ -177,7 +177,7 @@ class NodeError(BranchingError):
 
 
 class SnapshotNotFoundError(StoreError):
-    """A store has no such snapshot or packed delta, or no longer; raised to the caller who names it."""
+    """A store does not have, or no longer has, a snapshot or packed delta; raised to the caller who names it."""
 
 
 class BaselineError(BranchingError):
@@ -218,7 +218,7 @@ class AbortError(BranchError):
 class ProcessBranchError(BranchingError):
     """A sandboxed process failed; raised to the caller who runs a command or a function in a branch.
 
-    ``errno`` is why a command could not be started, or its sandbox could not be set up, if that is the failure.
+    ``errno`` says why, if a command could not be started or its sandbox could not be set up; else it is None.
     """
 
     def __init__(self, message: str = "", *, errno: int | None = None) -> None:

@@ -1,6 +1,6 @@
-"""Progress: long work says what it does and how far it is, to a listener in this process, if there is one.
+"""Progress: long work reports what it is and how much is done, to a listener in this process, if there is one.
 
-``report`` begins a piece of work. If nobody listens it costs one comparison, and one addition for each item.
+``report`` begins a piece of work. Without a listener it costs one comparison, and one addition for each item.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Work:
 
 
 class ProgressListener(Protocol):
-    """Gets to know of work when it begins and when it ends, in the thread that does it."""
+    """Is called when work begins and when it ends, in the thread that does the work."""
 
     def begin(self, work: Work) -> None:
         """Handle the start of a piece of work, whose ``done`` grows from now on."""
@@ -43,7 +43,7 @@ _unheard = Work("")
 
 @contextmanager
 def report(description: str, total: int | None = None) -> Iterator[Work]:
-    """Report the block as a piece of work. The block adds to ``done`` of what it gets."""
+    """Report the block as a piece of work, and yield that; the block adds its finished items to ``done``."""
     if not _listeners:
         yield _unheard
         return
@@ -57,7 +57,7 @@ def report(description: str, total: int | None = None) -> Iterator[Work]:
 
 @contextmanager
 def listen(listener: ProgressListener) -> Iterator[None]:
-    """Let ``listener`` hear of all work that begins while the block runs, instead of any earlier one."""
+    """Call ``listener`` for all work that begins while the block runs; it replaces any earlier listener."""
     with _lock:
         _listeners.append(listener)
     try:

@@ -146,9 +146,9 @@ def operation_span(
 ) -> Iterator[Any]:
     """Trace the block as an operation of the conventions, such as ``invoke_agent`` or ``chat``.
 
-    ``target`` is the agent, tool or model, ``attributes`` are the conventions' own without their prefix, those that are
-    None are left out; ``own`` ones get the prefix ``forkwise.``. A ``carrier`` has the ids of the caller's span, in
-    another process.
+    ``target`` is the agent, tool or model. ``attributes`` are those of the conventions without their prefix; None
+    values are left out. ``own`` attributes get the prefix ``forkwise.``. A ``carrier`` has the ids of the caller's span
+    if that is in another process.
     """
     values = {f"gen_ai.{name}": value for name, value in attributes.items() if value is not None}
     context = None
@@ -168,7 +168,7 @@ def operation_span(
 
 @contextmanager
 def chat_span(model: Any, usage: Any) -> Iterator[Any]:
-    """Trace the block, which asks a model of pydantic-ai or its name, as ``chat``; ``usage`` counts the tokens."""
+    """Trace the block, a request to ``model`` (pydantic-ai's, or a name), as ``chat``; ``usage`` counts the tokens."""
     provider, name = split_model(model if isinstance(model, str) else str(getattr(model, "model_id", "")))
     facts = {"request.model": name, "provider.name": provider}
     with operation_span("chat", name, facts, is_client=True) as started:
@@ -179,9 +179,9 @@ def chat_span(model: Any, usage: Any) -> Iterator[Any]:
 
 
 class ToolSpans:
-    """The calls of tools that an agent reports, as spans inside of that of its invocation.
+    """The tool calls that an agent reports, as spans inside the span of its invocation.
 
-    They have names, never arguments or results. Another thread than the caller's may start and end them.
+    They have names, never arguments or results. A thread other than the caller's may start and end them.
     """
 
     def __init__(self, tracer: Any, context: Any) -> None:
@@ -193,7 +193,7 @@ class ToolSpans:
         self._lock = threading.Lock()
 
     def start(self, tool: str, call: str, *, at_ms: int | None = None) -> None:
-        """Start the span of a call, now or at a time by the agent's clock; one without an id ends with the next."""
+        """Start a call's span, now or at a time by the agent's clock; without an id, the next such call ends it."""
         with self._lock:
             if self._is_closed:
                 return
@@ -227,14 +227,14 @@ class ToolSpans:
             started.end(self._find_time(at_ms))
 
     def _find_time(self, at_ms: int | None) -> int:
-        """Return a time in nanoseconds: now, or one that was reported, which lies between the beginning and now."""
+        """Return a time in nanoseconds: now, or the reported time, limited to between the beginning and now."""
         now = time.time_ns()
         return now if at_ms is None else max(self._begin_ns, min(at_ms * 1_000_000, now))
 
 
 @contextmanager
 def trace_tools() -> Iterator[ToolSpans | None]:
-    """Yield the spans of tool calls inside of the current span; None if nobody records it."""
+    """Yield the spans of tool calls inside the current span; None if nobody records it."""
     active = current_span()
     tracer = _find_tracer() if active.is_recording() else None
     if tracer is None:

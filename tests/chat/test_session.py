@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+import forkwise.local_model.model
 from forkwise.chat.events import (
     ApprovalAnswered,
     ApprovalAsked,
@@ -170,9 +172,12 @@ async def test_the_local_model_answers_and_is_forked(project: Path) -> None:
 
 
 @pytest.mark.integration
-async def test_the_local_model_answers_after_a_merge_and_its_undo(project: Path) -> None:
+async def test_the_local_model_answers_after_a_merge_and_its_undo(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Seed: "This allows later modification or continuation": a chat continues after a merge, without an undo."""
     need_local_model()
+    monkeypatch.setitem(cast(dict[str, int], forkwise.local_model.model._SETTINGS), "max_tokens", 32)
     async with chatting(project, "local") as (session, log):
         for command in (
             "Say hello.",

@@ -333,7 +333,7 @@ def test_only_the_winner_leaves_its_session_and_says_how_to_continue_it(
     [kept] = (home / ".claude/projects").glob("*/*.jsonl")
     assert kept.stem == winner["session"]
     said = run("continue", winner["id"], code=1).stderr
-    assert f"its session is yours: claude --resume {winner['session']}" in said
+    assert f"continue its session with: claude --resume {winner['session']}" in said
     [loser, _] = [attempt for attempt in attempts if not attempt["won"]]
     assert "--keep or --no-commit" in run("continue", loser["id"], code=1).stderr
 

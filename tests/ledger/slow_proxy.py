@@ -64,12 +64,12 @@ class SlowProxy:
                     if not piece:
                         return
                     time.sleep(self.delay_s)
+                    self.turns += source is server and is_asked  # before the client can see the answer
+                    is_asked = source is client
                     try:
                         (server if source is client else client).sendall(piece)
                     except OSError:
                         return
-                    self.turns += source is server and is_asked
-                    is_asked = source is client
                     if source is client and self.cut_after is not None:
                         self.cut_after -= 1
                         if self.cut_after <= 0:

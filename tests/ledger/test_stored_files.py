@@ -116,7 +116,7 @@ def test_names_and_lengths_from_a_store_are_checked(
     data = json.dumps(rows).replace("{}", attempt).encode() + b"\nevil"
     store.put(path, store.codec.encode(path, store.codec.digest(data).encode() + data))
     there = far()
-    with pytest.warns(ForkwiseWarning, match="another form"):
+    with pytest.warns(ForkwiseWarning, match="list of files is invalid"):
         there.fetch(attempt)
     assert not there._directory.exists()
     assert not (tmp_path / "escaped").exists()

@@ -457,11 +457,21 @@ async def test_the_handle_names_the_checkpoint_if_there_is_a_store(workspace: Wo
     await coordinator.aclose()
 
 
-async def test_statuses_are_copies(coordinator: ForkCoordinator) -> None:
+async def test_statuses_are_copies(workspace: Workspace) -> None:
     """The API page: inspect_branches: "Return a snapshot of every branch's current status."."""
+    agent = Agent(Brain(decide=lambda asked: "over" if last_results(asked) else call("wait")))
+    gate = asyncio.Event()
+
+    @agent.tool_plain
+    async def wait() -> str:
+        await gate.wait()
+        return "waited"
+
+    coordinator = ForkCoordinator(agent, workspace=workspace)
     await coordinator.fork(TWO, parent_history=BEFORE)
     before = coordinator.inspect_branches()
     before[0].state = "failed"
+    gate.set()
     await all_over(coordinator)
     assert [status.state for status in coordinator.inspect_branches()] == ["done", "done"]
     assert before[1].state == "running"

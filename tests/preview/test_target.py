@@ -20,6 +20,7 @@ from forkwise import Confinement, Workspace
 from forkwise.cli import forkwise_command
 from forkwise.preview.listener import PreviewListener
 from forkwise.preview.target import TargetBook, find_target, list_targets
+from forkwise.sandbox.network import ports
 from forkwise.sandbox.run import spawn
 from tests.fork.kill_at_point import becomes_so
 from tests.preloaded import preloaded_command
@@ -72,6 +73,21 @@ def test_a_port_that_may_be_left_out_one_of_ipv6_and_one_that_nobody_has(
     label = "k3f9ab-1--3000"
     status, text = get(listener.port, label, listener.make_token(label))
     assert (status, "nothing answers on port 3000" in text, "listen on 8000" in text) == (502, True, True)
+
+
+def test_a_port_that_is_closed_while_ports_are_listed_is_left_out(
+    workspace: Workspace, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = serve(workspace.branch("k3f9ab-1"), "one", 8000)
+    opened = space.listen(9999)  # of this process, which is outside
+    find_owners = ports._find_owners
+
+    def find_owners_late(inodes: set[str], space: str) -> dict[str, tuple[str, int, bool]]:
+        opened.close()
+        return find_owners(inodes, space)
+
+    monkeypatch.setattr(ports, "_find_owners", find_owners_late)
+    assert [one.port for one in find_target(workspace.open("k3f9ab-1")).list_ports()] == [8000]
 
 
 def test_an_end_and_a_new_start_are_noticed(workspace: Workspace, serve: Serve, listener: PreviewListener) -> None:

@@ -82,7 +82,7 @@ def test_all_keys(tmp_path: Path) -> None:
         (f"[servers.db]\ncommand = 'x'\ndata = '.'\n{READY}", "a directory in the workspace"),
         (f"[servers.db]\ncommand = 'x'\nstop = {{ signal = 'STOP' }}\n{READY}", "as its signal one of TERM"),
         (f"[servers.db]\ncommand = 'x'\nenv = {{ 'A=B' = 'c' }}\n{READY}", "a table of variables"),
-        (f"[servers.'../db']\ncommand = 'x'\n{READY}", "is no name of a server"),
+        (f"[servers.'../db']\ncommand = 'x'\n{READY}", "is not a valid name for a server"),
         (
             f"[servers.db]\ncommand = 'x'\n{READY}[servers.web]\ncommand = 'y'\n{READY}",
             "'db' and 'web' have the same port, 5432",

@@ -236,7 +236,7 @@ def test_tampered_runs(data: bytes, doubt: str) -> None:
 
 
 def test_runs_without_a_signal() -> None:
-    assert "ended before it was through" in str(judge(START + PASSED + CANARY).doubt)
+    assert "ended before it had finished" in str(judge(START + PASSED + CANARY).doubt)
     assert "known outcome" in str(judge(START + PASSED + END).doubt)
     baseline = Baseline((TestRun(run({"a": "passed"}).report, read(WITH_CANARY)),))
     assert "did not report" in str(combine_runs([run({"a": "passed"})], baseline, "/ws").doubt)

@@ -71,6 +71,8 @@ def test_the_command_line_reference_has_every_verb_and_option() -> None:
         ("performance.md", "[a](../tests/no-such-file.py)", "[a](../tests/no-such-file.py)"),
         ("index.md", "[a](https://example.org/x.md)", "[a](https://example.org/x.md)"),
         ("index.md", "[a](#install)", "[a](#install)"),
+        ("faq.md", "([how to\n  install](../README.md#x))", "([how to\n  install](index.md#x))"),
+        ("faq.md", "[a\n\nb](../README.md)", "[a\n\nb](../README.md)"),
         ("index.md", "```text\n[a](../README.md)\n```", "```text\n[a](../README.md)\n```"),
     ],
 )

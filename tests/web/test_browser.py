@@ -253,8 +253,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         return found.read().decode()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_nothing_serious_for_accessibility(
     served: Served, fork: str, visit: Open, axe: str, scheme: str, width: int
 ) -> None:
@@ -495,3 +494,28 @@ def test_a_hundred_megabytes_of_output_scroll(served: Served, fork: str, visit: 
     page.get_by_text("00000000 ").first.wait_for()
     assert page.evaluate("document.querySelectorAll('#output pre').length") < 40
     assert page.evaluate("document.getElementById('output').textContent.length") < 4_000_000
+
+
+def test_output_that_arrives_after_it_was_scrolled_away_is_dropped(served: Served, fork: str, visit: Open) -> None:
+    with open_ledger(served.workspace) as ledger, AttemptLog(ledger.directory, f"{fork}.1", cap=1 << 30) as log:
+        log.write("stdout", b"".join(b"%08d %s\n" % (number, b"x" * 90) for number in range(20_000)))
+    page = visit(f"/w/shop/{fork}/a/{fork}.1/output")
+    page.get_by_text("00019999 ").first.wait_for()
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    page.route("**/output/part*", hold)
+    page.locator("#output").evaluate("output => output.scrollTop = output.scrollHeight / 2")
+    page.wait_for_function("document.querySelector('#output [data-state=loading]')")
+    page.unroute("**/output/part*")
+    page.locator("#output").focus()
+    page.keyboard.press("Home")
+    page.get_by_text("00000000 ").first.wait_for()
+    assert held
+    for route in held:
+        route.continue_()
+    page.wait_for_function("!document.querySelector('#output [data-state=loading]')")
+    first_s = "[...document.querySelectorAll('#output pre')].map(pre => Number(pre.textContent.slice(0, 8)))"
+    assert max(page.evaluate(first_s)) < 5_000

@@ -40,17 +40,28 @@ def rewrite_links(markdown: str, page: str, repository_url: str | None = None) -
     A link to a file that the site does not show leads to ``repository_url``, or becomes plain text if there is none. A
     link to a file that does not exist is left alone: mkdocs reports it.
     """
-    lines, fence = [], ""
+    parts: list[str] = []
+    paragraph: list[str] = []
+
+    def end_paragraph() -> None:
+        if paragraph:
+            parts.append(_LINK.sub(lambda link: _rewrite(link, page, repository_url), "\n".join(paragraph)))
+            paragraph.clear()
+
+    fence = ""
     for line in markdown.split("\n"):
-        if found := _FENCE.match(line):
-            if not fence:
-                fence = found[1]
-            elif found[1].startswith(fence):
-                fence = ""
-        elif not fence:
-            line = _LINK.sub(lambda link: _rewrite(link, page, repository_url), line)
-        lines.append(line)
-    return "\n".join(lines)
+        found = _FENCE.match(line)
+        if line.strip() and not fence and not found:
+            paragraph.append(line)  # a link may go on in the next line
+            continue
+        end_paragraph()
+        parts.append(line)
+        if found and not fence:
+            fence = found[1]
+        elif found and found[1].startswith(fence):
+            fence = ""
+    end_paragraph()
+    return "\n".join(parts)
 
 
 def _rewrite(link: re.Match[str], page: str, repository_url: str | None) -> str:

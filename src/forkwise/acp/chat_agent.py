@@ -1,10 +1,10 @@
-"""ChatAgent: chats served to an editor that speaks the Agent Client Protocol.
+"""ChatAgent: serves chats to an editor that speaks the Agent Client Protocol.
 
-A chat is a session of the protocol. While its conversation is forked, each branch is a session as well, named
-``CHAT:LABEL``: it receives the branch's text and tool calls, and what is prompted there goes to the branch. An editor
-that forks a session itself gets another chat that continues from the same messages, in the same workspace. Commands
-such as ``/fork`` and ``/merge`` are typed as prompts of the chat. Tool calls that need approval, and merges that change
-what the user's machine will run, become permission requests.
+A chat is a session of the protocol. While its conversation is forked, each branch is a session too, named
+``CHAT:LABEL``: it receives the branch's text and tool calls, and prompts sent there go to the branch. An editor that
+forks a session itself gets another chat that continues from the same messages, in the same workspace. Commands such as
+``/fork`` and ``/merge`` are typed as prompts of the chat. Tool calls that need approval, and merges that change what
+the user's machine will run, become permission requests.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Update(Protocol):
 
 @dataclass(slots=True)
 class _Chat:
-    """An open chat, the branches of its open fork, and what waits for their turns."""
+    """An open chat, the branches of its open fork, and the requests that wait for their turns."""
 
     session: Session
     directory: Path
@@ -121,7 +121,7 @@ class ChatAgent:
         self._client: Any = None
 
     def on_connect(self, conn: Any) -> None:
-        """Remember the connection, and send updates on it in the order in which they arise."""
+        """Store the connection, and send updates on it in the order in which they occur."""
         self._client = conn
         self._start(self._send_updates())
 
@@ -137,7 +137,7 @@ class ChatAgent:
     # Requests of the protocol. Their parameters have the names that the protocol gives them.
 
     async def initialize(self, protocol_version: int, **_: Any) -> schema.InitializeResponse:
-        """Tell what is supported."""
+        """Return the capabilities of this agent."""
         capabilities = schema.AgentCapabilities(
             load_session=True,
             prompt_capabilities=schema.PromptCapabilities(embedded_context=True),
@@ -383,7 +383,7 @@ class ChatAgent:
             await chat.session.submit(event.retry, "soon")
 
     async def _ask(self, session_id: str, call: str, title: str, raw: str) -> bool:
-        """Ask the user. An editor that cannot, or is gone, has not allowed it."""
+        """Ask the user for permission. If the editor cannot ask, or is gone, the answer is no."""
         await self._outbox.join()
         try:
             answer = await self._client.request_permission(
@@ -406,7 +406,7 @@ class ChatAgent:
             try:
                 if is_connected:
                     await self._client.session_update(session_id=session_id, update=update)
-            except (ConnectionError, RuntimeError):  # the editor is gone: the connection ends by itself
+            except (ConnectionError, RuntimeError):  # the editor is gone, and the connection is about to end
                 is_connected = False
             finally:
                 self._outbox.task_done()
@@ -420,7 +420,7 @@ class ChatAgent:
 async def serve_stdio(agent: ChatAgent) -> None:
     """Serve one editor on standard input and output until it closes them."""
     out_fd = os.dup(1)
-    os.dup2(2, 1)  # whatever prints by mistake must not end up between the messages
+    os.dup2(2, 1)  # stray prints must not end up between the messages
     own_output, sys.stdout = sys.stdout, os.fdopen(out_fd, "w")
     try:
         reader, writer = await acp.stdio_streams(limit=_LONGEST_MESSAGE)
@@ -455,7 +455,7 @@ def _list_chats(directory: Path) -> list[schema.SessionInfo]:
 
 
 def _as_text(block: Any) -> str:
-    """Return a part of a prompt as text; files are named, or quoted if the editor sent their text."""
+    """Return a part of a prompt as text; a file is named, or quoted if the editor sent its text."""
     match block:
         case schema.TextContentBlock(text=text):
             return text

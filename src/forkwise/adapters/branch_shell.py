@@ -25,7 +25,7 @@ _MAX_OUTPUT = 1 << 20  # bytes of a command's output
 
 @dataclass(frozen=True, slots=True)
 class ShellAnswer:
-    """What a command printed, cleaned of control codes and cut, and how it ended."""
+    """The output of a command, truncated and without control codes, and how the command ended."""
 
     output: str
     exit_code: int
@@ -46,7 +46,7 @@ class BranchShell:
         self.confinement = Confinement.preset(confinement or Confinement.standard(drops_secrets=True))
         self.timeout_s = timeout_s
         if self.confinement.read_only:
-            branch.mark_confined()  # a model decides what is written
+            branch.mark_confined()  # because a model decides what is written
 
     @property
     def files(self) -> FileTree:
@@ -54,13 +54,13 @@ class BranchShell:
         return FileTree(os.fspath(self.branch.path), os.fspath(self.branch.workspace.path))
 
     def run(self, command: str, timeout_s: float | None = None) -> ShellAnswer:
-        """Run a command with ``sh``; of its output the first mebibyte is kept."""
+        """Run a command with ``sh``; keep the first mebibyte of its output."""
         kept = _Output()
         limit = self.timeout_s if timeout_s is None else timeout_s
         return kept.answer(run_in_branch(self.branch, ["sh", "-c", command], **self._options(kept, limit)), limit)
 
     async def arun(self, command: str, timeout_s: float | None = None) -> ShellAnswer:
-        """Run a command without blocking the event loop; cancelling this kills it."""
+        """Run a command without blocking the event loop. Cancelling the coroutine kills the command."""
         kept = _Output()
         limit = self.timeout_s if timeout_s is None else timeout_s
         done = await arun_in_branch(self.branch, ["sh", "-c", command], **self._options(kept, limit))
@@ -76,7 +76,7 @@ class BranchShell:
 
 
 class _Output:
-    """The beginning of what a command prints."""
+    """The beginning of a command's output."""
 
     def __init__(self) -> None:
         self.size = 0

@@ -1,6 +1,6 @@
 """A branch as the backend of a deepagents agent: its file tools and its shell work in the branch, in a sandbox.
 
-deepagents is imported when a backend is made: forkwise does not require it.
+deepagents is imported only when a backend is made, because forkwise does not require it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _ERRORS = {
 def make_backend(branch: Branch, *, confinement: str | Confinement | None = None, timeout_s: int = TIMEOUT_S) -> Any:
     """Return a ``SandboxBackendProtocol`` of deepagents on a branch: pass it to ``create_deep_agent(backend=...)``.
 
-    Paths are those of the workspace, which the branch has inside its sandbox. ``timeout_s`` is the default limit of a
-    command; 0 is none. Commit or abort the branch when the agent is done. Raises ImportError without deepagents.
+    Paths are the workspace's, because the sandbox mounts the branch at the workspace's path. ``timeout_s`` is the
+    default limit of a command; 0 is none. Commit or abort the branch when the agent is done. Raises ImportError without
+    deepagents.
     """
     from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
     from deepagents.backends.sandbox import BaseSandbox
@@ -65,7 +66,7 @@ def make_backend(branch: Branch, *, confinement: str | Confinement | None = None
 
 
 def _try(operation: Any, path: str, argument: Any) -> str | None:
-    """Do something with a path; return the error by deepagents' name for it, or None."""
+    """Run an operation on a path; return deepagents' name for its error, or None if there was none."""
     try:
         operation(path, argument)
     except OSError as error:

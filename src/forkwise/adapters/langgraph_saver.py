@@ -4,7 +4,7 @@ Each thread has a branch of the workspace, and each of its checkpoints a saved c
 node works in a branch of its own, which is committed into the thread's when the node returns and dropped when it
 raises. A run that continues from an earlier checkpoint starts with the files of that checkpoint.
 
-``ThreadFiles`` knows the files and nothing of LangGraph, which is imported when a saver is made.
+``ThreadFiles`` handles the files and knows nothing of LangGraph, which is imported only when a saver is made.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ThreadFiles", "make_node", "make_saver"]
 
 FILES_KEY = "forkwise_files"
-"""The metadata of a checkpoint under which its files are named."""
+"""The key in a checkpoint's metadata that names its files."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z", re.ASCII)
 _PATIENCE_S = 60.0  # for a checkpoint that is being saved in the background
@@ -45,13 +45,13 @@ Position = dict[str, str]
 
 @dataclass
 class _Mark:
-    """Where a thread's branch is: at which checkpoints, which copy that is, and which tasks were committed since."""
+    """The position of a thread's branch: its checkpoints, the copy that belongs to them, and later committed tasks."""
 
     base: str  # the copy without any changes
     copy: str
     position: Position = field(default_factory=dict)
     tasks: list[str] = field(default_factory=list)
-    landed: str | None = None  # the copy that was committed to the workspace: ``base`` has its files now
+    landed: str | None = None  # the copy that was committed to the workspace, whose files ``base`` now has
 
     @classmethod
     def load(cls, branch: Branch) -> _Mark | None:
@@ -73,7 +73,7 @@ class _Mark:
 class ThreadFiles:
     """The files of the threads of a graph: a branch each, and a saved copy for each checkpoint.
 
-    One process at a time may work on a thread; it can be another one than before.
+    Only one process at a time may work on a thread, but not always the same one.
     """
 
     def __init__(self, workspace: Workspace | str | os.PathLike[str]) -> None:
@@ -91,26 +91,26 @@ class ThreadFiles:
     # What checkpoints have
 
     def note(self, thread: str, namespace: str, checkpoint: str, copy: str | None) -> None:
-        """Remember which copy belongs to a checkpoint; None: it was made without files."""
+        """Record which copy belongs to a checkpoint; None if it was made without files."""
         with self._changed:
             self._copies[thread, namespace, checkpoint] = copy
             self._changed.notify_all()
 
     def note_failure(self, thread: str, namespace: str, checkpoint: str) -> None:
-        """Remember that a checkpoint could not be saved, so that no task waits for it."""
+        """Record that a checkpoint could not be saved, so that no task waits for it."""
         with self._changed:
             self._failed.add((thread, namespace, checkpoint))
             self._changed.notify_all()
 
     def is_known(self, thread: str, namespace: str, checkpoint: str | None) -> bool:
-        """Return whether ``note`` was called for a checkpoint; for none at all it is True."""
+        """Return whether ``note`` was called for a checkpoint; True if there is no checkpoint."""
         return checkpoint is None or (thread, namespace, checkpoint) in self._copies
 
     def advance(self, thread: str, namespace: str, parent: str | None, outer: Position, is_step: bool) -> str:
         """Return the copy that belongs to a checkpoint which is about to be made.
 
-        ``parent`` is the checkpoint before it, ``outer`` are those of the graphs around it. A checkpoint that is a
-        step (``is_step``) has what the tasks since its parent changed; any other one has the files of its parent.
+        ``parent`` is the checkpoint before it, ``outer`` are those of the graphs around it. A checkpoint that is a step
+        (``is_step``) includes what the tasks since its parent changed; any other has the files of its parent.
         """
         with self._changed:
             branch, mark = self._open(thread)
@@ -127,7 +127,7 @@ class ThreadFiles:
             return mark.base
 
     def settle(self, thread: str, namespace: str, parent: str | None, checkpoint: str, copy: str) -> None:
-        """Say that a checkpoint was made with the copy that ``advance`` returned."""
+        """Record that a checkpoint was made with the copy that ``advance`` returned."""
         with self._changed:
             branch, mark = self._open(thread)
             if parent is not None and mark.position.get(namespace) == parent and mark.copy == copy and not mark.tasks:
@@ -161,14 +161,14 @@ class ThreadFiles:
             return parent.branch(f"task-{_shorten(task)}", None, None)
 
     def end_task(self, thread: str, task: str, branch: Branch) -> None:
-        """Commit what a task changed into its thread's branch. Raises ConflictError if another one changed the same."""
+        """Commit a task's changes to its thread's branch. Raises ConflictError if another changed the same paths."""
         with self._changed:
             try:
                 if not branch.delta():
                     branch.abort()
                     return
                 parent, mark = self._open(thread)
-                mark.tasks.append(task)  # before the commit: a kill in between must not lose the note
+                mark.tasks.append(task)  # before the commit, so that a kill in between does not lose the note
                 mark.save(parent)
                 if branch.status == "stale":
                     branch.rebase()
@@ -194,9 +194,9 @@ class ThreadFiles:
                 restore_copy(branch, wanted)
             except BranchError as error:
                 raise BranchError(
-                    f"the files of the checkpoint {position} cannot be restored: {error}. Files that were committed to "
-                    "the workspace are only those of the last checkpoint; runs that go on from different checkpoints "
-                    "at once need a thread each (fork_thread)",
+                    f"the files of the checkpoint {position} cannot be restored: {error}. Files that were committed "
+                    "to the workspace are only those of the last checkpoint; runs that continue from different "
+                    "checkpoints at the same time need a thread each (fork_thread)",
                     branch=branch.name,
                 ) from error
         mark.copy, mark.position, mark.tasks = wanted, dict(position), []
@@ -204,14 +204,15 @@ class ThreadFiles:
     # Threads
 
     def branch(self, thread: str) -> Branch:
-        """Return the branch of a thread, to look at; nodes work in branches of it."""
+        """Return the branch of a thread, for inspection; nodes work in branches of it."""
         with self._changed:
             return self._open(thread)[0]
 
     def commit(self, thread: str, namespace: str = "", checkpoint: str | None = None, **options: Any) -> Commit:
         """Commit a thread's files to the workspace: those of its last checkpoint, or of another one.
 
-        ``options`` are those of ``Branch.commit``. The thread can go on; its earlier checkpoints have no files then.
+        ``options`` are those of ``Branch.commit``. The thread can continue, but its earlier checkpoints then have no
+        files.
         """
         with self._changed:
             branch, mark = self._open(thread)
@@ -254,9 +255,9 @@ class ThreadFiles:
     def copy_thread(self, thread: str, target: str) -> None:
         """Give another thread, which has no branch yet, a branch and copies like those of a thread.
 
-        Copies keep their names, because the metadata of checkpoints name them. Does nothing if the thread has no
+        Copies keep their names, because the checkpoints' metadata refers to them. Does nothing if the thread has no
         files. Raises BranchError if the target has some, or if another thread was committed since the thread's branch
-        was made: the new branch would be made from the new files, and hide that both changed the same.
+        was made: the new branch would be based on the new files, and conflicts between the two would go unnoticed.
         """
         with self._changed:
             if self._has_branch(target):
@@ -265,7 +266,7 @@ class ThreadFiles:
                 return
             source, mark = self._open(thread)
             _check_current(source, thread)
-            # Tasks that ended since the last checkpoint are not run again by the copy: it needs their files.
+            # The copy does not run tasks again that ended since the last checkpoint, so it needs their files.
             current = save_copy(source) if mark.tasks else mark.copy
             made = self.workspace.branch(_name(target), None, None)
             try:
@@ -293,9 +294,10 @@ class ThreadFiles:
                     raise BranchError(f"the thread {thread} has tasks that run: {names}; wait until they end")
 
     def retain(self, thread: str, checkpoints: Mapping[tuple[str, str], str | None]) -> None:
-        """Drop what the ``checkpoints`` that are left, by namespace and id, do not need.
+        """Drop everything that the remaining ``checkpoints``, by namespace and id, do not need.
 
-        The thread's branch goes to the last one that is left if its own was deleted; without any, it is dropped.
+        If the checkpoint of the thread's branch was deleted, the branch moves to the last remaining one. If none
+        remains, the branch is dropped.
         """
         with self._changed:
             if not checkpoints:
@@ -332,7 +334,7 @@ class ThreadFiles:
                 drop_copy(branch, name)
 
     def _wait_for_copy(self, thread: str, namespace: str, checkpoint: str) -> str | None:
-        """Return the copy of a checkpoint, which may be saved in the background just now."""
+        """Return the copy of a checkpoint; wait if the checkpoint is being saved in the background."""
         key = (thread, namespace, checkpoint)
         if not self._changed.wait_for(lambda: key in self._copies or key in self._failed, _PATIENCE_S):
             raise BranchError(
@@ -352,7 +354,7 @@ class ThreadFiles:
         try:
             branch = self.workspace.open(name)
             for child in branch.children():
-                if not child.owner_alive:  # of a process that was killed inside a node
+                if not child.owner_alive:  # left by a process that was killed inside a node
                     child.abort()
         except BranchNotFoundError:
             branch = self.workspace.branch(name, None, None)
@@ -361,12 +363,12 @@ class ThreadFiles:
             base = save_copy(branch)
             mark = _Mark(base, base)
             mark.save(branch)
-            branch.keep()  # with its mark: another process can go on
+            branch.keep()  # with its mark, so that another process can continue
         return branch, mark
 
 
 def _check_current(source: Branch, thread: str) -> None:
-    """Raise BranchError if the workspace was committed to since the branch of a thread was made."""
+    """Raise BranchError if there was a commit to the workspace since the branch of a thread was made."""
     if source.status == "stale":
         raise BranchError(
             f"the thread {thread} cannot be copied, because the workspace was committed to since its files were made: "
@@ -380,7 +382,7 @@ def _name(thread: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return a plain name for any text, itself if it is one."""
+    """Return a name without special characters for a text; the text itself if it has none."""
     return text if _PLAIN.match(text) else f"x{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:24]}"
 
 
@@ -403,11 +405,11 @@ def make_saver(workspace: Workspace | str | os.PathLike[str], saver: Any = None)
         values = (get_config() if config is None else config).get("configurable", {})
         position, task = values.get("checkpoint_map"), values.get("__pregel_task_id")
         if not position or not task:
-            raise BranchError("there is no branch outside of a node: pass the config that LangGraph gives to the node")
+            raise BranchError("there is no branch outside of a node: pass the config that LangGraph passes to the node")
         if values.get("__pregel_durability") == "exit":
             raise BranchError(
-                "with durability='exit' no checkpoints are saved between steps, so files cannot follow them: use "
-                "'async' or 'sync'"
+                "with durability='exit', no checkpoints are saved between steps, so there are none to keep files "
+                "for: use 'async' or 'sync'"
             )
         return values["thread_id"], position, task
 
@@ -440,7 +442,7 @@ def make_saver(workspace: Workspace | str | os.PathLike[str], saver: Any = None)
         return getattr(type(inner), name, None) not in (None, getattr(BaseCheckpointSaver, name, None))
 
     def find(name: str, in_memory: Callable[..., None]) -> Callable[..., None]:
-        """Return a method that savers may lack, such as LangGraph's in memory."""
+        """Return a method that a saver may lack, as LangGraph's in-memory one does."""
         if has_own(name):
             method: Callable[..., None] = getattr(inner, name)
             return method
@@ -555,7 +557,7 @@ def make_saver(workspace: Workspace | str | os.PathLike[str], saver: Any = None)
                 raise
 
         def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-            """Delete the checkpoints of threads but the last of each namespace, or all, with their files."""
+            """Delete the checkpoints of threads with their files: all, or all but the last of each namespace."""
             prune = find("prune", _prune_in_memory)
             files.require_idle(thread_ids)
             prune(thread_ids, strategy=strategy)
@@ -568,7 +570,7 @@ def make_saver(workspace: Workspace | str | os.PathLike[str], saver: Any = None)
             await aretain_files(thread_ids)
 
         def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-            """Delete the checkpoints of runs, with their files; a thread goes back to its last one that is left."""
+            """Delete the checkpoints of runs, with their files; a thread returns to its last remaining one."""
             delete = find("delete_for_runs", _delete_runs_in_memory)
             rows = [found for run in run_ids for found in inner.list(None, filter={"run_id": run})]
             threads = sorted({found.config["configurable"]["thread_id"] for found in rows})
@@ -640,7 +642,7 @@ def make_saver(workspace: Workspace | str | os.PathLike[str], saver: Any = None)
     return BranchSaver()
 
 
-# What LangGraph's saver in memory lacks
+# What LangGraph's in-memory saver lacks
 
 
 def _copy_in_memory(saver: Any, source: str, target: str) -> None:
@@ -660,7 +662,7 @@ def _copy_in_memory(saver: Any, source: str, target: str) -> None:
 def _prune_in_memory(saver: Any, threads: Iterable[str], *, strategy: str = "keep_latest") -> None:
     """Delete the checkpoints of threads: all, or all but the last of each namespace and what it is computed from."""
     if strategy not in ("keep_latest", "delete"):
-        raise ValueError(f"{strategy!r} is not a strategy: keep_latest and delete are")
+        raise ValueError(f"{strategy!r} is not a strategy: use keep_latest or delete")
     for thread in threads:
         if strategy == "delete":
             saver.delete_thread(thread)
@@ -696,7 +698,7 @@ def _delete_runs_in_memory(saver: Any, runs: Iterable[str]) -> None:
 
 
 def _delete_rows(saver: Any, thread: str, namespace: str, checkpoints: set[str]) -> None:
-    """Delete checkpoints of a namespace, their writes, and the values that none of the others has."""
+    """Delete checkpoints of a namespace, their writes, and the values that no other checkpoint uses."""
     if not checkpoints:
         return
     rows = saver.storage[thread][namespace]
@@ -711,11 +713,11 @@ def _delete_rows(saver: Any, thread: str, namespace: str, checkpoints: set[str])
 
 
 Try = Callable[[Any, Path], Any]
-"""One way to do a node's work: it gets the state and a directory of its own, and returns the update of the state."""
+"""One way to do a node's work: a function that takes the state and a directory, and returns the update of the state."""
 
 
 def make_node(saver: Any, tries: Sequence[Try] | Mapping[str, Try], **options: Any) -> Any:
-    """Return a node that tries several ways side by side, each in a branch, and takes over the best one.
+    """Return a node that tries several ways side by side, each in a branch, and keeps the best one.
 
     The files of the winner become the thread's, and its update becomes the node's. ``options`` are those of
     ``BestOfN``, such as ``evaluate=Tests("pytest -q")`` or ``judge``. Raises BranchingError in the node if no way
@@ -752,6 +754,6 @@ def make_node(saver: Any, tries: Sequence[Try] | Mapping[str, Try], **options: A
         async with saver.abranch(config) as branch:
             return await explore(state, branch)
 
-    # The names are read by LangChain: a parameter called config gets the config.
+    # LangChain looks at the parameters' names: one called config gets the config.
     run.__annotations__ = arun.__annotations__ = {}
     return RunnableLambda(run, afunc=arun, name="fork")

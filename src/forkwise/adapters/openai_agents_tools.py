@@ -1,6 +1,6 @@
-"""Tools and a runner for the OpenAI Agents SDK: an agent works in a branch, or several times in a branch each.
+"""Tools and a runner for the OpenAI Agents SDK: an agent works in a branch, or in several, once in each.
 
-The SDK (the package ``openai-agents``) is imported when tools are made or a run starts: forkwise does not require it.
+The SDK (the package ``openai-agents``) is imported only when it is used, because forkwise does not require it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def make_tools(
 ) -> list[Any]:
     """Return tools for an ``Agent``: run a command, read, write, edit and list files, all in a branch.
 
-    Paths are those of the workspace, which the branch has inside its sandbox; others are refused. What goes wrong is
+    Paths are the workspace's, because the sandbox mounts the branch there; others are refused. Errors are returned as
     the tool's answer, so that the model can react. Commit or abort the branch when the agent is done. Raises
     ImportError without the SDK.
     """
@@ -102,7 +102,7 @@ def _edit(shell: BranchShell, path: str, old: str, new: str) -> None:
     content = shell.files.read(path)
     count = content.count(old.encode()) if old else 0
     if count != 1:
-        raise ValueError(f"the text to replace occurs {count} times in {path}: it has to occur once")
+        raise ValueError(f"the text to replace occurs {count} times in {path}: it must occur exactly once")
     shell.files.write(path, content.replace(old.encode(), new.encode()))
 
 
@@ -112,7 +112,7 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AgentRuns:
-    """The runs of an agent in branches: what was decided, and the SDK's ``RunResult`` of each that ended, by number.
+    """The runs of an agent in branches: the decision, and the SDK's ``RunResult`` of each run that ended, by number.
 
     ``result`` is the winner's; its ``to_input_list()`` continues the conversation.
     """

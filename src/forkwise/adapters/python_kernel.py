@@ -1,7 +1,7 @@
-"""A Python that runs one piece of code after another and answers in lines of JSON; it runs inside a sandbox.
+"""A program that runs pieces of Python code one after another, inside a sandbox, and answers in lines of JSON.
 
-Only the standard library is used: the program is handed to any interpreter as text. Names that the code defines stay
-until the program ends, and the value of a last expression is the result.
+It uses only the standard library, because its text is passed to whatever interpreter the user chose. Names that the
+code defines stay until the program ends, and the value of a last expression is the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_LOGS = 1 << 20
 
 
 class _Logs(io.TextIOBase):
-    """The beginning of what the code prints."""
+    """The beginning of the code's output."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -62,7 +62,7 @@ def _final_answer(answer: Any) -> None:
 
 
 def _encode(value: Any) -> Any:
-    """Return a value of plain types as JSON can hold it, in smolagents' notation."""
+    """Return a value of plain types in smolagents' JSON notation."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, list):
@@ -101,7 +101,7 @@ def _answer(code: str, names: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer pieces of code from standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what programs of the code print is no answer
+    os.dup2(2, 1)  # output of programs that the code starts must not be taken for an answer
     names: dict[str, Any] = {"__name__": "__main__", "final_answer": _final_answer}
     for line in sys.stdin.buffer:
         answers.write(json.dumps(_answer(json.loads(line)["code"], names)) + "\n")

@@ -1,7 +1,7 @@
 """An executor for smolagents: the code that an agent writes runs in a branch, in a sandbox.
 
-Results come back as JSON and are never unpickled. smolagents is imported when an executor is made: forkwise does not
-require it.
+Results come back as JSON and are never unpickled. smolagents is imported only when an executor is made, because
+forkwise does not require it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def make_executor(
 ) -> Any:
     """Return a ``PythonExecutor`` of smolagents on a branch: pass it to ``CodeAgent(executor=…)``.
 
-    The code runs in one interpreter, ``python`` (this one by default), so that names last from step to step; it may
-    import whatever that one can. Each step is ended after ``timeout_s`` seconds, and the interpreter then starts over
-    with the agent's tools and variables. Call ``cleanup`` before the branch is committed, or use the executor in a
-    ``with`` statement. Raises ImportError without smolagents.
+    The code runs in one interpreter, ``python`` (this one by default), so that names persist from step to step; it can
+    import whatever that interpreter can. Each step is stopped after ``timeout_s`` seconds; the interpreter then
+    restarts with the agent's tools and variables. Call ``cleanup`` before the branch is committed, or use the executor
+    in a ``with`` statement. Raises ImportError without smolagents.
     """
     from smolagents.default_tools import FinalAnswerTool
     from smolagents.local_python_executor import CodeOutput
@@ -83,7 +83,7 @@ def make_executor(
             if answer.get("final") is not None:
                 try:
                     value = self._deserialize_final_answer(answer["final"], allow_pickle=False)
-                except Exception as error:  # the answer is the agent's own, and may be anything
+                except Exception as error:  # the agent's code wrote the answer, so it may contain anything
                     raise AgentError(f"{logs}\nThe final answer cannot be read: {error}", self.logger) from error
                 return CodeOutput(output=value, logs=logs, is_final_answer=True)
             if answer.get("error") is not None:
@@ -96,7 +96,7 @@ def make_executor(
                 return self._kernel.ask(code, timeout_s)
             except BranchingError as error:
                 self.cleanup()
-                raise AgentError(f"{error}; names that were defined before are gone", self.logger) from error
+                raise AgentError(f"{error}; all names defined so far are gone", self.logger) from error
 
         def send_tools(self, tools: Any) -> None:
             # The interpreter has smolagents' plain tool for final answers itself: the package's version for other
@@ -111,7 +111,7 @@ def make_executor(
 
         @contextmanager
         def _record(self, kind: str) -> Iterator[None]:
-            """Keep the code that runs in the block, for an interpreter that has to start over."""
+            """Record the code that runs in the block, to run it again if the interpreter restarts."""
             self._recorded = []
             try:
                 yield
@@ -120,7 +120,7 @@ def make_executor(
                 self._recorded = None
 
         def install_packages(self, additional_imports: list[str]) -> list[str]:
-            return additional_imports  # a sandbox cannot: what the interpreter lacks is an ImportError in the code
+            return additional_imports  # the sandbox installs nothing: a missing package is an ImportError
 
         def cleanup(self) -> None:
             """End the interpreter."""
@@ -152,7 +152,8 @@ class _Kernel:
             fds.close(ask_reader, answer_writer, remark_writer)
         os.set_blocking(self._ask_fd, False)
         os.set_blocking(self._remark_fd, False)
-        self._remarks = b""  # what programs that the code starts print, and what an interpreter says that cannot start
+        # The output of programs that the code starts, and the errors of an interpreter that cannot start.
+        self._remarks = b""
         self._rest = b""
 
     def ask(self, code: str, timeout_s: float) -> dict[str, Any]:
@@ -178,7 +179,7 @@ class _Kernel:
             selector.register(self._answer_fd, selectors.EVENT_READ)
             selector.register(self._remark_fd, selectors.EVENT_READ)
             selector.register(self._ask_fd, selectors.EVENT_WRITE)
-            selector.register(self._process, selectors.EVENT_READ)  # readable when it has ended
+            selector.register(self._process, selectors.EVENT_READ)  # becomes readable when the process ends
             while request or b"\n" not in answer:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
@@ -203,7 +204,7 @@ class _Kernel:
         return line
 
     def _read_remarks(self) -> bool:
-        """Read what was printed beside the answers, and keep its end. Return False once nothing can follow."""
+        """Read what was printed besides the answers, and keep the end of it. Return False at the end of the stream."""
         try:
             while piece := os.read(self._remark_fd, 1 << 16):
                 self._remarks = (self._remarks + piece)[-_MAX_REMARKS:]

@@ -1,8 +1,8 @@
 """A program that runs an agent by the Agent Client Protocol, for one prompt: ``acp_client --prompt=TEXT -- COMMAND``.
 
-It runs inside an attempt's sandbox, beside the agent: it is the editor that the agent expects. It allows what the agent
-asks for, because the sandbox decides what that can reach, and prints what happens as lines of JSON, which
-`forkwise.agents.formats.acp` reads. Without ``--prompt`` the prompt is standard input.
+It runs inside an attempt's sandbox, beside the agent, and plays the editor that the agent expects. It grants every
+permission that the agent requests, because the sandbox decides what the agent can reach, and prints what happens as
+lines of JSON, which `forkwise.agents.formats.acp` reads. Without ``--prompt`` the prompt is standard input.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _print(type_: str, **values: Any) -> None:
 
 
 class _Editor:
-    """The editor's side of the connection: files are those of the branch, and every permission is given."""
+    """The editor's side of the connection: files are those of the branch, and every permission is granted."""
 
     async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
         data = update.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -60,7 +60,7 @@ class _Editor:
         return schema.WriteTextFileResponse()
 
     def on_connect(self, conn: Any) -> None:
-        """Nothing to do: the agent speaks when it is spoken to."""
+        """Do nothing: the agent sends nothing until it gets a request."""
 
 
 async def _run(prompt: str, words: list[str]) -> int:
@@ -83,7 +83,7 @@ async def _run(prompt: str, words: list[str]) -> int:
 
 
 def main(words: list[str]) -> int:
-    """Run an agent, and return 0 if it came to the end of its turn."""
+    """Run an agent, and return 0 if it finished its turn."""
     at = words.index("--")
     options, command = words[:at], words[at + 1 :]
     prompt = options[0].removeprefix("--prompt=") if options else sys.stdin.read()

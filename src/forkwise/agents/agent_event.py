@@ -39,7 +39,7 @@ _MAX_USD = 10**6
 
 @dataclass(slots=True)  # a frozen one takes three times as long to build, and each line of a stream may have one
 class Tokens:
-    """The tokens of one request, or of all: ``cached`` and ``written`` are the parts of ``input`` in a cache."""
+    """The tokens of one request or of all; ``cached`` and ``written`` are the cache reads and writes in ``input``."""
 
     input: int = 0
     output: int = 0
@@ -48,7 +48,7 @@ class Tokens:
 
     @classmethod
     def read(cls, usage: Mapping[str, Any], *names: str) -> Tokens:
-        """Read them from an object of JSON that has them by these names, in the order of the fields."""
+        """Read them from a JSON object; ``names`` are its keys, in the order of the fields."""
         return cls(*[to_count(usage.get(name)) for name in names])
 
     @property
@@ -70,10 +70,10 @@ class AgentEvent(NamedTuple):
 
     ``text`` is the id of a session, the target of a tool, a message, or the reason of a failure. A ``message`` with
     ``is_part`` continues the one before. ``usage`` has the tokens and the cost of the ``request`` that it names, which
-    may be reported again with more; without a name they are those of the whole run. ``end`` has the closing message.
-    ``result`` says that the ``tool`` event with the same ``call`` has ended; ``at_ms`` is the time by the agent's own
-    clock, if the line has both events. ``limit`` says that the provider refuses requests, for ``delay_s`` seconds from
-    now on if it is known.
+    may be reported again with higher numbers; without a name they are those of the whole run. ``end`` has the closing
+    message. ``result`` says that the ``tool`` event with the same ``call`` has ended; ``at_ms`` is the time by the
+    agent's own clock, if the line has both events. ``limit`` says that the provider refuses requests, for ``delay_s``
+    seconds from now on if it is known.
     """
 
     kind: Kind
@@ -179,7 +179,7 @@ def to_amount(value: object) -> float | None:
 
 
 def to_table(value: object) -> Mapping[str, Any]:
-    """Return an object of JSON; empty if the value is not one."""
+    """Return a JSON object; empty if the value is not one."""
     return value if isinstance(value, dict) else {}
 
 

@@ -20,7 +20,7 @@ _MODEL = "FORKWISE_MODEL"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What ``attempts`` attempts cost in dollars, if they cost what the ``earlier`` ones did in the median."""
+    """What ``attempts`` attempts cost in dollars, if each costs as much as the median of the ``earlier`` ones."""
 
     usd: float
     attempts: int
@@ -35,7 +35,7 @@ class Estimate:
 def estimate_cost(ledger: Ledger, planned: Iterable[tuple[str, str]]) -> Estimate | None:
     """Estimate the cost of attempts, given as their agents and models; None if one of the agents has no history here.
 
-    An agent whose model was not used yet is taken to cost what it did with others.
+    An agent whose model was not used here before is assumed to cost what it did with other models.
     """
     wanted = list(planned)
     known = _read_costs(ledger, wanted) if wanted else {}
@@ -51,13 +51,13 @@ def estimate_cost(ledger: Ledger, planned: Iterable[tuple[str, str]]) -> Estimat
 
 
 def _find_median(costs: list[float]) -> float:
-    """Return the median; the module statistics takes longer to load than the rest of this."""
+    """Return the median; the module ``statistics`` takes longer to load than everything else here."""
     ordered, half = sorted(costs), len(costs) // 2
     return ordered[half] if len(costs) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _read_costs(ledger: Ledger, wanted: list[tuple[str, str]]) -> dict[tuple[str, str], list[float]]:
-    """Read what attempts that came to their end have cost, the newest forks first, by agent and model."""
+    """Read what finished attempts have cost, the newest forks first, by agent and model."""
     found: dict[tuple[str, str], list[float]] = {}
     agents = {agent for agent, _ in wanted}
     for fork in ledger.forks(limit=_FORKS):

@@ -1,6 +1,6 @@
 """The coding agents that ``--agent`` knows by name, read from TOML tables that users can extend.
 
-A table holds the command that runs an agent without questions, and what only this agent may use: views of its caches
+A table holds the command that runs an agent non-interactively, and what only this agent may use: views of its caches
 and its configuration, its API keys. All agents get network access. A workspace's tables that the user has not accepted
 can only take permissions away.
 """
@@ -45,7 +45,7 @@ _USD = "{usd}"
 _LONGEST_ARGUMENT = 96 << 10  # bytes; the kernel takes 128 KiB, and feedback on earlier attempts may be added
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
 _PATHS = ("writable", "shared", "credentials", "branched", "sessions", "databases", "litter")
-"""Keys that list paths, each a permission. Not ``logins``: without a refreshed login the user is logged out."""
+"""Keys that list paths, each a permission. ``logins`` is not one: without a refreshed login the user is logged out."""
 
 # No agent reads the feedback file by itself, so a shell adds it to the prompt.
 _WITH_FEEDBACK = """\
@@ -149,7 +149,7 @@ class Agent:
     def resume_argv(self, session: str) -> tuple[str, ...]:
         """Return the command that continues a session in a terminal; empty if the agent has none.
 
-        A session's id comes out of a sandbox, so one that could be anything else than an id is refused with AgentError.
+        A session's id comes out of a sandbox, so AgentError is raised for a text that might not be an id.
         """
         if not _ID.fullmatch(session):
             raise AgentError(
@@ -159,7 +159,7 @@ class Agent:
 
 
 def _format_line(words: Sequence[str], values: Mapping[str, str | None]) -> str:
-    """Format words for a shell. A word with a placeholder that has no value is left out, with an option before it."""
+    """Format words for a shell. A word whose placeholder has no value is left out, and so is the option before it."""
     empty = [name for name, value in values.items() if value is None]
     kept: list[str] = []
     for word in words:
@@ -268,7 +268,7 @@ def _load_packaged() -> dict[str, Any]:
 
 
 class _Sources:
-    """The tables of all files that apply to a workspace, put together; with ``until``, of those before that file."""
+    """The merged tables of all files that apply to a workspace; with ``until``, only of the files before that one."""
 
     def __init__(self, workspace: Path, until: Path | None = None) -> None:
         self.tables: dict[str, dict[str, Any]] = {}
@@ -337,7 +337,7 @@ def _narrow(before: dict[str, Any] | None, table: Mapping[str, Any]) -> tuple[di
 
 
 def _is_passed(name: str, patterns: list[str]) -> bool:
-    """Return whether patterns allow a name. A pattern must be one of them."""
+    """Return whether patterns allow a name; if the name is itself a pattern, it must be one of them."""
     return name in patterns or (not set("*?[") & set(name) and any(fnmatchcase(name, known) for known in patterns))
 
 

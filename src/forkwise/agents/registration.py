@@ -1,4 +1,4 @@
-"""Registration: forkwise's MCP server entered into the configuration of other agents, and taken out again.
+"""Registration: add forkwise's MCP server to the configuration of other agents, and remove it again.
 
 A change is planned first, as a list of edits that can be shown, and then made. The user's own text stays as it is,
 comments included: what is inserted is remembered in the user's configuration directory, and exactly that is removed.
@@ -57,7 +57,7 @@ class FileEdit:
 
 @dataclass(slots=True)
 class Registration:
-    """Edits of files, and what is remembered of them. ``notes`` say what was left as it is, and why."""
+    """Edits of files, and what is remembered about them. ``notes`` say what was left as it is, and why."""
 
     client: str
     scope: Scope
@@ -78,7 +78,7 @@ class _Target:
 
 
 def _find_command(scope: Scope) -> str:
-    """Return how a client starts forkwise: by name if it is found so, as it has to be in a project's files."""
+    """Return how a client starts forkwise: by name if PATH has it, and always by name in a project's files."""
     if scope == "project" or shutil.which("forkwise") is not None:
         return "forkwise"
     beside = os.path.join(os.path.dirname(sys.executable), "forkwise")
@@ -156,7 +156,7 @@ CLIENTS: Mapping[str, Callable[[Scope, Path, Sequence[str]], list[_Target]]] = {
 
 
 def plan_install(client: str, scope: Scope, root: Path, options: Sequence[str] = ()) -> Registration:
-    """Plan the registration with an agent; no edits if it is complete. Raises ConfigError if a file has no place.
+    """Plan the registration with an agent; no edits if it is complete. Raises ConfigError if a file cannot take it.
 
     ``options`` are those of ``forkwise mcp``.
     """
@@ -273,7 +273,7 @@ class _Texts:
         self._new[path] = text
 
     def find_blank(self, path: Path) -> str | Literal[False] | None:
-        """Return what a file without content was before: None if there was none. False if it had content."""
+        """Return the old text of a file that was blank, or None if there was no file; False if it had content."""
         old = self._old[path]
         return False if old is not None and old.strip() else old
 
@@ -286,7 +286,7 @@ def _read_text(path: Path, root: Path | None) -> str | None:
     try:
         real = os.path.realpath(path)
         if root is not None and not real.startswith(f"{root}/"):
-            raise ConfigError(f"{path} leads out of {root}, by a link: nothing is written there", path=str(path))
+            raise ConfigError(f"{path} leads out of {root} through a link: nothing is written there", path=str(path))
         fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -336,7 +336,7 @@ def _insert(text: str | None, target: _Target) -> tuple[str, str]:
 
 
 def _remove(text: str, target: _Target, entry: Mapping[str, Any]) -> str:
-    """Return a text without a target: without exactly what was inserted, if that is still there."""
+    """Return a text without a target; if the inserted text is still there, exactly that is removed."""
     inserted = entry.get("inserted")
     if isinstance(inserted, str) and inserted and text.count(inserted) == 1:
         left = text.replace(inserted, "")
@@ -358,7 +358,7 @@ def _remove(text: str, target: _Target, entry: Mapping[str, Any]) -> str:
 
 
 def _is_strict(text: str) -> bool:
-    """Return whether a text is JSON without comments and further commas, which most programs require."""
+    """Return whether a text is JSON without comments and trailing commas, as most programs require."""
     try:
         json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """The output of a running agent, read line by line: what it does now, what it has said, and what it costs.
 
-A stream that cannot be read is no error: its output is shown as it is, and a note in the steps says so once. Memory is
-bounded, whatever an agent prints.
+A stream that cannot be read is not an error: its output is shown as it is, and a note in the steps says so once. Memory
+is bounded, whatever an agent prints.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _MAX_REASON = 500
 class StreamFormat:
     """A streaming format: ``read_event`` returns the events of a line, or None if it is of no known type.
 
-    Lines that begin with one of ``skipped`` have nothing to show. Those of ``steps`` have only steps and messages: once
-    enough of these were recorded, only the last ones are parsed, when they are needed. So are those of ``parts``, each
-    with a part of a message and nothing else. Those of ``requests`` have steps and messages as well, beside what
-    ``read_usage`` returns, which always counts. Those of ``results``, which are among the skipped ones, are read only
-    if tool calls are traced.
+    The other fields are beginnings of lines. Lines in ``skipped`` have nothing to show. Lines in ``steps`` have only
+    steps and messages: once enough of these are recorded, only the last ones are parsed, when they are needed. The same
+    holds for ``parts``, each with a part of a message and nothing else. Lines in ``requests`` have steps and messages,
+    and also what ``read_usage`` returns, which always counts. Lines in ``results``, which are among the skipped ones,
+    are read only if tool calls are traced.
     """
 
     read_event: Callable[[Mapping[str, Any]], Iterable[AgentEvent] | None]
@@ -81,14 +81,14 @@ FORMATS: dict[str, StreamFormat] = {
 
 
 def _parse_short(line: bytes) -> Any:
-    """Parse a line of a short stream, with what is loaded anyway."""
+    """Parse a line of a short stream, with the json module, which is loaded anyway."""
     if b"\\ud" in line or b"\\uD" in line:  # json lets half of a surrogate pair pass, which nothing can print
         return _load_parser()(line)
     return json.loads(line.decode())
 
 
 def _load_parser() -> Callable[[bytes], Any]:
-    """Return the parser of long streams: it is twice as fast, but takes as long to load as a sandbox to start."""
+    """Return the parser for long streams: it is twice as fast, but loading it takes as long as starting a sandbox."""
     from pydantic_core import from_json  # noqa: PLC0415 - see above
 
     return from_json
@@ -138,7 +138,7 @@ class AgentStream(OutputReader):
     """Reads the output of one run of an agent; ``stream`` names its format, None is plain text.
 
     Paths below ``directory``, the workspace, are shown without it. ``model`` is the one that was requested, if any. One
-    thread feeds it, others may ask.
+    thread feeds it; other threads may call the other methods.
     """
 
     def __init__(self, stream: str | None, directory: str | os.PathLike[str], *, model: str = "") -> None:
@@ -238,7 +238,7 @@ class AgentStream(OutputReader):
                 self._parse_line(known, line)
 
     def _count_request(self, known: StreamFormat, line: bytes) -> None:
-        """Count what a line says of its request, and postpone its steps."""
+        """Count what a line says about its request, and postpone its steps."""
         try:
             data = self._parse(line)
         except (ValueError, RecursionError):
@@ -549,7 +549,7 @@ def _format_lines(lines: Iterable[bytes]) -> list[str]:
 #: ``login``: it cannot start until the user does something. ``limit``: too many requests, or too much used.
 _Blame = Literal["agent", "login", "limit", "outage"]
 
-# Patterns are compiled when they are first used, which takes longer than to read the output of a short run.
+# Patterns are compiled on first use, because that takes longer than reading the output of a short run.
 _MEANINGLESS = r"[\W_]*|\s*at .*[:)]\d*|node:.*|Node\.js v[\d.]+|Traceback .*|\s*\^+\s*|WARN\b.*|DEBUG\b.*"
 _MAX_SHOWN = 3
 _MAX_SEARCHED = 4000  # characters
@@ -596,7 +596,7 @@ _UNITS = {"m": 60.0, "h": 3600.0}
 
 
 def _find_delay(text: str) -> float | None:
-    """Return after how many seconds a provider says to try again; None if it does not.
+    """Return how many seconds a provider asks to wait before the next try; None if it does not say.
 
     >>> _find_delay("Please try again in 11.05s."), _find_delay("429, retry-after: 30"), _find_delay("retry in 2 min")
     (11.05, 30.0, 120.0)
@@ -610,7 +610,7 @@ def _find_delay(text: str) -> float | None:
 
 
 def _find_blame(text: str) -> _Blame:
-    """Return whose fault a failure is, by what the agent says about it.
+    """Return what caused a failure, judging by what the agent says about it.
 
     >>> _find_blame("Not logged in · Please run /login"), _find_blame("API Error: 529 overloaded"), _find_blame("exit")
     ('login', 'limit', 'agent')

@@ -241,7 +241,7 @@ class Forks:
             self._services.feed.publish(event)
 
     async def wait_for_watchers(self) -> None:
-        """Wait until the end of every finished turn is published."""
+        """Wait until the events of all finished turns are published."""
         watchers = [watcher for task, watcher in self._watchers.items() if task.done()]
         if watchers:
             await asyncio.wait(watchers)

@@ -98,7 +98,7 @@ class Approvals:
         self._pending[id_].request.response.put_nowait(is_approved)
 
     def detach_user(self) -> None:
-        """Note that no user can answer from now on."""
+        """Record that no user can answer from now on."""
         self.is_attended = False
         self._deny_unanswerable()
 
@@ -171,7 +171,7 @@ def qualify_label(branch: BranchRuntime | None) -> str | None:
     return branch.spec.label if outer is None else f"{outer}/{branch.spec.label}"
 
 
-_MAX_RESULT_CHARS = 20_000  # a longer result is cut in its event
+_MAX_RESULT_CHARS = 20_000  # characters of a result in its event; a longer one is truncated
 
 
 @dataclass

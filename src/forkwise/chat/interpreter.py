@@ -139,15 +139,15 @@ When = Literal["now", "soon", "in_order"]
 FORK_IS_OPEN = "a fork is open: /merge or /abort it first, or prompt a branch with >>LABEL"
 _AGENT_IS_RUNNING = "the agent is running: wait until it is done, or interrupt it first"
 
-#: Commands that run at once in any case, because a tool call waits for them.
+#: Commands that always run immediately, because a tool call waits for them.
 _ANSWERS = ("approve", "deny")
 
 
 class Interpreter:
     """Parses typed lines and runs them.
 
-    It calls the parts of a session directly. Only work that excludes other work goes through the session, which has the
-    lock.
+    It calls the parts of a session directly. Only work that must not run beside other work goes through the session,
+    which has the lock.
     """
 
     def __init__(

@@ -90,8 +90,8 @@ class Merges:
         """Merge a branch by its label, several (``combine:a,b``), or the judges' choice (``auto``, ``vote``).
 
         Waits until the chosen branches are done. ``prefer`` names, by path, the branch whose version a combination
-        takes on a conflict. ``allow`` lets it change what the user's machine will run: ExecutableConfigError without.
-        Returns None if no judge gave a verdict.
+        takes on a conflict. Without ``allow``, a merge that changes what the user's machine will run raises
+        ExecutableConfigError. Returns None if no judge gave a verdict.
         """
         coordinator = self._forks.current
         if choice in ("auto", "vote"):

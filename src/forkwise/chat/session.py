@@ -467,7 +467,7 @@ async def _recover(services: ChatServices, forks: Forks, merges: Merges, navigat
 
 
 async def _recover_fork(services: ChatServices, forks: Forks, merges: Merges, fork: str) -> None:
-    """Bring the conversation up to date with a fork that it has no outcome of."""
+    """Bring the conversation up to date with a fork whose outcome it does not have."""
     chat = services.chat
     try:
         record = chat.ledger.fork(fork)

@@ -1,8 +1,8 @@
 """The settings of a chat, stored in TOML files, and the form of the next fork that they fill in.
 
-The user's file comes first, then the workspace's. What the user has not accepted of the latter counts only where it
-narrows: it adds tools that need approval, and lowers budgets and the number of branches. Approvals and budgets that a
-workspace's file once set stay in force until the user accepts a file without them.
+The user's file comes first, then the workspace's. If the user has not accepted the latter, it can only restrict: add
+tools that need approval, and lower budgets and the number of branches. Approvals and budgets that a workspace's file
+once set stay in force until the user accepts a file without them.
 
 This module stays light: the first frame of a chat loads it.
 """
@@ -123,14 +123,14 @@ def _add_file(settings: Settings, file: ConfigFile, workspace: Path) -> Settings
 
 
 def _narrow(settings: Settings, added: Settings, names: Collection[str]) -> Settings:
-    """Return settings with more approvals and with lower budgets and numbers, where others have these."""
+    """Return settings with the stricter of both values: all approvals, and the lower budgets and numbers."""
     changes: dict[str, Any] = {"ask": _join(settings.ask, added.ask)}
     for name in _BUDGETS:
         amounts = [getattr(one, name) for one in (settings, added) if getattr(one, name) is not None]
         changes[name] = min(amounts, default=None)
     if "branches" in names:
         changes["branches"] = min(settings.branches, added.branches)
-    if "ask" in names and not added.ask:  # its only purpose is to end approvals, and those it ends may be unknown
+    if "ask" in names and not added.ask:  # its only purpose is to remove approvals, and it is not known which ones
         changes["ask"] = _join(settings.ask, (_EXECUTE,))
     return replace(settings, **changes)
 
@@ -143,7 +143,7 @@ def _list_ignored(narrowed: Settings, added: Settings, table: Mapping[str, Any])
 
 
 def _apply_limits(settings: Settings, file: ConfigFile | None, workspace: Path) -> Settings:
-    """Keep approvals and budgets in force that the workspace's file had when it was last used, and has no more."""
+    """Keep approvals and budgets in force that the workspace's file set when it was last used, but no longer sets."""
     acceptances, path = Acceptances(workspace), settings_path(workspace)
     now = {} if file is None else list_limits(file)
     if file is not None and file.is_trusted:
@@ -154,7 +154,7 @@ def _apply_limits(settings: Settings, file: ConfigFile | None, workspace: Path) 
     except ValueError:  # written by another version
         before = Settings()
     limits = _build_table(_narrow(before, _parse_table(now), ()))
-    if limits["ask"]:  # bounded, with the oldest first: a long list must not displace what was there
+    if limits["ask"]:  # bounded, and the oldest are kept: a long new list must not displace the earlier entries
         limits["ask"] = [name for name in limits["ask"] if len(name) <= _MAX_NAME][:_MAX_NAMES]
     acceptances.set_limits(path, {name: limits[name] for name in _LIMITS if limits[name] is not None})
     narrowed = _narrow(settings, before, ())
@@ -214,7 +214,7 @@ def save_settings(workspace: Path, settings: Settings, names: Collection[str] | 
     except (TOMLKitError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{path}: {error}", path=str(path)) from error
     _write(path, written)
-    # Not what is in the file by now, but what was written.
+    # Accept the content that was written here, not what the file contains by now.
     saved = ConfigFile(path, written, tomllib.loads(written.decode()), is_trusted=True)
     try:
         Acceptances(workspace).accept(path, saved.sha256, list_limits(saved))

@@ -27,8 +27,8 @@ __all__ = ["FORK", "LOADING", "MERGED", "OVER", "UNDOING", "StoredChat", "copy_c
 
 _PREFIX = "chat-"
 
-#: Prefixes of labels. The label is on the node where a fork was opened; that its merge added; where it ended without a
-#: merge; that an unfinished undo goes back to; where an unfinished load of a checkpoint began.
+#: Prefixes of labels, by what they mark: the node where a fork was opened; the node that its merge added; the node
+#: where it ended without a merge; the target of an unfinished undo; the start of an unfinished load of a checkpoint.
 FORK, MERGED, OVER, UNDOING, LOADING = "fork:", "merged:", "over:", "undoing:", "loading:"
 
 

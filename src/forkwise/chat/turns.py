@@ -74,7 +74,7 @@ class Turns:
                     self._task.cancel()
                     await asyncio.wait([self._task])
                     raise
-            if self._task.cancelled():  # before it started
+            if self._task.cancelled():  # cancelled before it started
                 ended = TurnEnded("interrupted", "", self._services.chat.here.id)
             else:
                 ended = self._task.result()

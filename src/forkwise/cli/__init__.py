@@ -1,7 +1,7 @@
 """The ``forkwise`` command. Each module of ``cli.commands`` holds related commands; the work is done by lower floors.
 
-Importing this package must stay cheap: a command imports the floors it needs only when it runs. What a shell waits for,
-the version and the completion of a word, does not even load click.
+Importing this package must stay cheap: a command imports the floors it needs only when it runs. Completion and
+``--version`` do not even load click, because the shell waits for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["forkwise_command", "main"]
 
-_ALONE = {  # verbs that people wait for, by their module: the other verbs and their options are not loaded
+_ALONE = {  # verbs loaded alone, by their module: users notice the time that loading the others would add
     "ls": "forks",
     "show": "forks",
     "diff": "forks",
@@ -27,7 +27,7 @@ _ALONE = {  # verbs that people wait for, by their module: the other verbs and t
     "best-of": "explore",
     "mcp": "agent.mcp_server",
 }
-_GARBAGE_THRESHOLD = 10_000  # objects between two collections; Python's 700 means hundreds while modules are loaded
+_GARBAGE_THRESHOLD = 10_000  # allocations between two collections; with Python's 700, imports trigger hundreds
 
 
 def __getattr__(name: str) -> object:
@@ -55,13 +55,13 @@ def main() -> None:
     try:
         stop_signal.raise_on_stop_signals()
         _run(words)
-    except KeyboardInterrupt:  # while modules were loaded; a command reports it itself
+    except KeyboardInterrupt:  # during the imports; once a command runs, it reports the interrupt itself
         number = stop_signal.find_stop_signal()
         print(f"forkwise: error: {stop_signal.describe_stop_signal(number)}; nothing was changed", file=sys.stderr)
         sys.exit(128 + number)
     finally:
-        stop_signal.ignore_stop_signals()  # the exit of the interpreter removes what the process prepared
-        gc.freeze()  # the exit would search everything that was loaded for garbage, which takes longer than the rest
+        stop_signal.ignore_stop_signals()  # nothing may interrupt the clean-up at the interpreter's exit
+        gc.freeze()  # the collection at exit would walk all loaded modules, which takes longer than the rest
 
 
 def _run(words: list[str]) -> None:

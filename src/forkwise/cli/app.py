@@ -134,12 +134,12 @@ class MissingExtraError(click.UsageError):
 
 
 def has_extra(extra: str) -> bool:
-    """Return whether everything that ``forkwise[extra]`` installs is there."""
+    """Return whether every package of ``forkwise[extra]`` is installed."""
     return not _missing_modules(extra)
 
 
 def require_extra(extra: str, feature: str) -> None:
-    """Raise MissingExtraError unless ``forkwise[extra]`` is installed, which ``feature`` needs."""
+    """Raise MissingExtraError if ``forkwise[extra]``, which ``feature`` needs, is not installed."""
     if missing := _missing_modules(extra):
         names = " and ".join(_PROJECTS.get(name, name) for name in missing)
         verb = "is" if len(missing) == 1 else "are"
@@ -160,7 +160,7 @@ def _install_command(extra: str) -> str:
 
 
 def find_missing_extra(error: ImportError, words: Sequence[str]) -> MissingExtraError | None:
-    """Return the report of an import that failed because an extra is not installed; None for any other failure."""
+    """Return the error to report for an import that failed for lack of an extra; None for any other failure."""
     feature = " ".join(("forkwise", *words[:1]))
     module = (error.name or "").partition(".")[0]
     if module in _EXTRA_OF_MODULE:
@@ -282,7 +282,7 @@ def workspace_option(function: F) -> F:
         type=_DIRECTORY,
         callback=_choose_workspace,
         show_default="found from the current directory",
-        help="Workspace to work on, exactly this directory.",
+        help="Workspace to work on: exactly this directory.",
     )(function)
 
 
@@ -291,7 +291,7 @@ _SUBDIRECTORY = "forkwise.subdirectory"
 
 
 def _choose_workspace(context: click.Context, _parameter: click.Parameter, given: Path | None) -> Path:
-    """Return the workspace that the command line names, or else $FORKWISE_WORKSPACE, or else the one around here."""
+    """Return the workspace of the command line or of $FORKWISE_WORKSPACE, or else the one that contains the cwd."""
     given = given or context.find_root().params.get("directory")
     if given is not None:
         return given
@@ -317,7 +317,7 @@ def _choose_workspace(context: click.Context, _parameter: click.Parameter, given
 
 
 def find_subdirectory() -> str:
-    """Return where the current directory is in a workspace that was found above it; empty if it was named."""
+    """Return the path of the current directory inside a workspace found above it; empty if the workspace was named."""
     context = click.get_current_context(silent=True)
     return "" if context is None else str(context.meta.get(_SUBDIRECTORY, ""))
 
@@ -367,7 +367,7 @@ class Verb(click.Command):
         _write_exit_codes(formatter)
 
 
-#: Commands that commit to the workspace, apart from the explore commands, which know what they have done.
+#: Commands that commit to the workspace, apart from the explore commands, which report their commits themselves.
 _COMMITTING = {"commit", "undo", "pick", "combine", "resume"}
 
 
@@ -378,7 +378,7 @@ def _describe_commits(directory: Path, started: float) -> str:
     try:
         made = [commit for commit in Workspace(directory).history() if commit.at.timestamp() >= started]
     except (BranchingError, OSError) as error:
-        return f"whether it had changed the workspace is not known: {error}"
+        return f"it is not known whether it had changed the workspace: {error}"
     if not made:
         return ""
     undo = command_line(directory, "undo", str(made[0].id))
@@ -410,7 +410,7 @@ class Commands(click.Group):
         """Write the sections, with the summaries of all of them in one column."""
         sections = self.sections or {"Commands": tuple(self.list_commands(ctx))}
         width = max(len(name) for name in self.commands)
-        limit = formatter.width - width - 6  # as click reserves for the indentation and the gap between the columns
+        limit = formatter.width - width - 6  # click needs 6 columns for the indentation and the gap
         for title, names in sections.items():
             with formatter.section(title):
                 formatter.write_dl(
@@ -423,7 +423,7 @@ class Commands(click.Group):
         _write_exit_codes(formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Print the help and exit with 0 if no command is named."""
+        """Print the help and exit with 0 if no command is given."""
         if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help(), color=ctx.color)
             ctx.exit()
@@ -476,7 +476,7 @@ class Commands(click.Group):
 
 
 def _skip_options(words: Sequence[str]) -> Sequence[str]:
-    """Return the words from the verb on, without parsing: it may be the parsing that failed."""
+    """Return the words from the verb onwards. Does not parse the options, because parsing may be what failed."""
     while words and words[0].startswith("-"):
         words = words[2 if words[0] in ("-C", "--workspace") else 1 :]
     return words
@@ -488,7 +488,7 @@ def _write_exit_codes(formatter: click.HelpFormatter) -> None:
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Return whether ``--json`` was given, without parsing: it may be the parsing that failed."""
+    """Return whether ``--json`` was given. Does not parse the options, because parsing may be what failed."""
     own = words[: words.index("--")] if "--" in words else words
     return "--json" in own
 

@@ -1,10 +1,10 @@
 """Completion of words in a shell: verbs, options, and the names that a workspace knows.
 
-A shell waits for it at every press of the tab key. It therefore loads neither click nor any floor but the rules for
-state directories: the grammar of the command line is read from a cache, which is built from the commands themselves,
-and names are read from the state directory, the ledger without changing it.
+A shell waits for it at every press of the tab key. It therefore loads neither click nor any floor except the rules for
+state directories. The grammar of the command line is read from a cache, which is built from the commands themselves.
+Names are read from the state directory and from the ledger, which is opened read-only.
 
-What a workspace or a ledger holds is offered only if it is plain: nothing that a shell would expand, run or break.
+A name from a workspace or a ledger is offered only if it is plain: nothing that a shell would expand, run or split.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def load_grammar() -> dict[str, Any]:
 
 
 def _compute_key() -> str:
-    """Return what tells one installation from another, and from itself after an edit of its commands."""
+    """Return a value that differs between installations, and changes when the commands of one are edited."""
     here = os.path.dirname(__file__)
     times = [entry.stat().st_mtime_ns for d in (here, f"{here}/commands") for entry in os.scandir(d) if entry.is_file()]
     return f"{__version__} {here} {max(times)} {len(times)} {sys.version_info[:2]}"
@@ -106,7 +106,7 @@ _KINDS = {
 
 
 def _find_kind(parameter: Any) -> str:
-    """Return what a parameter takes: choices, or the names of one or several sources."""
+    """Return the values that a parameter accepts: choices, or the names from one or more sources."""
     choices = getattr(parameter.type, "choices", None)
     if choices:
         return "=" + " ".join(map(str, choices))
@@ -118,7 +118,7 @@ def _find_kind(parameter: Any) -> str:
 
 
 def _list_models() -> list[str]:
-    """List the models that pydantic-ai names, without importing it, which takes seconds."""
+    """List the models that pydantic-ai knows, without importing it: the import takes seconds."""
     from importlib.util import find_spec
 
     spec = find_spec("pydantic_ai")
@@ -187,7 +187,7 @@ def _match(candidates: Iterator[Candidate], current: str) -> Iterator[Candidate]
 
 
 class _Sources:
-    """The names that can be completed in the workspace ``directory``, or in the one around the current directory."""
+    """The names that can be completed in the workspace ``directory``, or in the one that contains the cwd."""
 
     def __init__(self, directory: str | None, grammar: dict[str, Any]) -> None:
         self._directory = directory
@@ -326,7 +326,7 @@ class _Sources:
 
 
 def _as_safe(name: object, text: object) -> Iterator[Candidate]:
-    """Yield a name if a shell takes it as it is."""
+    """Yield a name if a shell would use it unchanged."""
     if isinstance(name, str) and _SAFE.fullmatch(name):
         yield name, str(text)
 
@@ -352,7 +352,7 @@ def print_candidates(arguments: Sequence[str]) -> None:
 
 
 def _complete_for_bash(line: str, replaced: str) -> list[str]:
-    """Return what replaces the word that bash sees: it splits words at colons and equals signs, too."""
+    """Return the replacement for the word that bash sees: bash also splits words at colons and equals signs."""
     words, current, quote = _split_line(line)
     replaced = "" if replaced in (":", "=") else replaced.removeprefix(quote) if quote else replaced
     start = len(current) - len(replaced) if current.endswith(replaced) else 0

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Detachment", "detach", "find_exit_code", "wait_for_end"]
 
 _POLL_S = 0.2
-_ANNOUNCED_POLL_S = 1.0  # the end of a process is not announced
+_ANNOUNCED_POLL_S = 1.0  # the database announces changes, but not the end of a process
 
 
 class Detachment:
@@ -59,7 +59,7 @@ class Detachment:
         self.run: DetachedRun | None = None
 
     def start(self, fork: str) -> None:
-        """Tell the parent the id of the fork, and let go of its terminal."""
+        """Send the id of the fork to the parent, and detach from its terminal."""
         self.run = DetachedRun(directory=self._directory, fork=fork, process=ProcessId.current())
         os.rename(self._log, self.run.log)
         self.run.save()
@@ -69,7 +69,7 @@ class Detachment:
             os.close(fd)
 
     def begin_report(self) -> None:
-        """Note that what is printed from now on is the report."""
+        """Record that everything printed from now on is the report."""
         if self.run is not None:
             sys.stdout.flush()
             self.run = replace(self.run, report_start=os.lseek(1, 0, os.SEEK_CUR))
@@ -85,7 +85,7 @@ class Detachment:
             self.run.end(code, time.time(), commit=commit, **facts)
 
     def give_up(self) -> None:
-        """Return to the terminal of the parent, because there is no fork: the error is printed there."""
+        """Return to the parent's terminal to print the error there, because there is no fork."""
         _redirect(os.open(os.devnull, os.O_RDONLY), *self._terminal_fds)
         os.unlink(self._log)
 
@@ -101,7 +101,7 @@ def _redirect(stdin_fd: int, stdout_fd: int, stderr_fd: int) -> None:
 def detach(
     work: Callable[[Detachment], tuple[int, dict[str, Any]]], workspace: Workspace, options: ExploreOptions
 ) -> int:
-    """Do ``work``, which returns an exit code and a result, in a process without a terminal; print the fork's id."""
+    """Run ``work``, which returns an exit code and a result, in a process without a terminal; print the fork's id."""
     output = options.output
     read_fd, write_fd = os.pipe()
     sys.stdout.flush()
@@ -113,7 +113,7 @@ def detach(
     os.close(write_fd)
     with open(read_fd, "rb") as pipe, _killed_on_interrupt(pid):
         fork = pipe.read().decode()
-        if not fork:  # the child has printed why
+        if not fork:  # the child has already printed the error
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             sys.exit(code if code >= 0 else 128 - code)
     if output.as_json:
@@ -143,7 +143,7 @@ def _killed_on_interrupt(pid: int) -> Iterator[None]:
 def _run_child(
     work: Callable[[Detachment], tuple[int, dict[str, Any]]], workspace: Workspace, answer_fd: int
 ) -> NoReturn:
-    """Do the work and exit; a failure is printed on the terminal as long as there is no fork, and recorded later."""
+    """Run the work and exit. A failure is printed on the terminal until there is a fork, and recorded afterwards."""
     os.setsid()
     detachment = Detachment(workspace, answer_fd)
     try:
@@ -169,7 +169,7 @@ def _run_child(
 
 
 def wait_for_end(ledger: Ledger, fork: str, timeout_s: float | None) -> tuple[ForkRecord, DetachedRun | None] | None:
-    """Wait until nothing runs a fork any more; return it and its detached process, or None after ``timeout_s``."""
+    """Wait until no process runs the fork; return it and its detached process, or None after ``timeout_s``."""
     with ledger.watch_changes() as watch:
         return _wait_for_end(ledger, watch, fork, timeout_s)
 
@@ -201,7 +201,7 @@ def _wait_for_end(
 
 
 def _sleep_until_end(process: ProcessId, timeout_s: float) -> None:
-    """Sleep, but not longer than a process runs."""
+    """Sleep until the time is up or the process ends."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError:
@@ -214,7 +214,7 @@ def _sleep_until_end(process: ProcessId, timeout_s: float) -> None:
 
 
 def find_exit_code(fork: ForkRecord) -> Exit:
-    """Return the exit code that the ledger's record of a fork stands for, if no process has recorded one."""
+    """Derive the exit code from the ledger's record of a fork, if no process has recorded one."""
     match fork.state:
         case "resolved":
             return Exit.ERROR if fork.commit is None else Exit.OK

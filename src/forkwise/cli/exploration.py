@@ -1,6 +1,6 @@
 """The run of one exploration: progress while it runs, clean-up on a signal, the report, and the commit to git.
 
-An agent should start as soon as possible: what is needed only when attempts end is loaded while they run.
+An agent should start as soon as possible, so modules needed only when attempts end are loaded while they run.
 
 ``explore`` runs a recipe; ``run_and_report`` runs anything that has an outcome, such as a fork that is resumed.
 """
@@ -56,9 +56,9 @@ __all__ = [
 Exploration = Callable[[Observer], Coroutine[Any, Any, SpeculationOutcome]]
 
 _TAIL_LINES = 20
-_LOAD_DELAY_S = 0.25  # after the start of a fork: its first attempts run
+_LOAD_DELAY_S = 0.25  # after the start of a fork, when its first attempts are running
 _REST = ("forkwise.files.commit", "forkwise.fork.control", "forkwise.fork.resolve", "forkwise.config.gc_limits")
-"""Modules that the end of an attempt and the commit need, and with them most of what is not loaded yet."""
+"""Modules needed at the end of an attempt and for the commit; they import most of what is not loaded yet."""
 
 
 def explore(recipe: Recipe, options: ExploreOptions) -> int:
@@ -89,7 +89,7 @@ def explore(recipe: Recipe, options: ExploreOptions) -> int:
 
 
 def _print_estimate(recipe: Recipe, options: ExploreOptions, workspace: Workspace) -> Estimate | None:
-    """Estimate what attempts by agents will cost, and say so on standard error."""
+    """Estimate what the agents' attempts will cost, and print the estimate on standard error."""
     planned = recipe.list_agents()
     if not planned:
         return None
@@ -177,12 +177,12 @@ def _run_and_report(
             _print_outcome(outcome, options, progress, git, exported, record)
         except KeyboardInterrupt:
             state = _describe_decision(progress, options.directory)
-            if report.is_pending:  # it is written on the way out
+            if report.is_pending:  # the report is written when the block ends
                 unfinished.pop("--report", None)
             rest = f"; not finished: {', '.join(unfinished)}" if unfinished else ""
             raise StoppedBySignalError(find_stop_signal(), f"{state}{rest}") from None
     _collect_garbage(workspace, options)
-    if failure is not None:  # raised after the report, because the commit to the workspace stays
+    if failure is not None:  # raised after the report, because the commit to the workspace remains
         raise failure
     if outcome.undecided:
         return Exit.UNDECIDED, record
@@ -190,8 +190,8 @@ def _run_and_report(
 
 
 def _check(recipe: Recipe, options: ExploreOptions, workspace: Workspace) -> None:
-    """Raise UsageError before anything runs, if the result of the run could not be used."""
-    choose_enforcement(recipe.build_confinement().limits)  # raises, before anything runs
+    """Raise UsageError, before anything runs, if the result could not be saved as requested."""
+    choose_enforcement(recipe.build_confinement().limits)  # raises here, before anything runs
     tests = recipe.build_tests()
     if tests is not None and tests.find(workspace.path) is None:
         raise click.UsageError("--test auto found no tests in this project; name the command with --test 'COMMAND'")
@@ -200,7 +200,7 @@ def _check(recipe: Recipe, options: ExploreOptions, workspace: Workspace) -> Non
 
 
 class _Progress:
-    """Shows an exploration while it runs, and keeps the winner's diff, which only its branch has."""
+    """Shows an exploration while it runs, and saves the winner's diff while its branch exists."""
 
     def __init__(self, ledger: Ledger, options: ExploreOptions, detachment: Detachment | None = None) -> None:
         self.ledger = ledger
@@ -231,7 +231,7 @@ class _Progress:
         self._stack.enter_context(self.board)
 
     def winner_found(self, branch: Branch) -> None:
-        """Keep the winner's diff; on a BranchFS or DaxFS mount, which compares both trees for it, only if requested."""
+        """Save the winner's diff; on BranchFS and DaxFS, where it takes comparing both trees, only if requested."""
         if self._base is not None:
             from forkwise.git.result import read_own_messages
 
@@ -270,7 +270,7 @@ def _find_git_commit(directory: Path) -> str | None:
 
 
 class _Report:
-    """The report of ``--report``, if it was requested; written also if the exploration fails or is interrupted."""
+    """The report of ``--report``, if requested. It is written even if the exploration fails or is interrupted."""
 
     def __init__(self, options: ExploreOptions, progress: _Progress) -> None:
         from forkwise.cli.commands.fork_report import open_report
@@ -292,11 +292,11 @@ class _Report:
 
     @property
     def is_pending(self) -> bool:
-        """Whether it was requested, and writing it has not begun."""
+        """Whether the report was requested and is not written yet."""
         return self._directory is not None
 
     def write(self) -> None:
-        """Write it once, if there is a fork."""
+        """Write the report once, if there is a fork."""
         from forkwise.cli.commands.fork_report import write_report
 
         if self._directory is not None and self._progress.fork is not None:
@@ -324,7 +324,7 @@ def _list_further_steps(options: ExploreOptions) -> dict[str, object]:
 
 
 def _describe_decision(progress: _Progress, directory: Path) -> str:
-    """Say what an exploration has decided that a signal ended afterwards."""
+    """Describe what an exploration had decided before a signal ended it."""
     if progress.fork is None:
         return "nothing was changed"
     fork = progress.ledger.fork(progress.fork)
@@ -337,7 +337,7 @@ def _describe_decision(progress: _Progress, directory: Path) -> str:
 
 
 def _describe_rest(progress: _Progress, directory: Path) -> str:
-    """Say what an exploration that a signal ended has left."""
+    """Describe what remains of an exploration that a signal ended."""
     if progress.fork is None:
         return "nothing was changed"
     if progress.ledger.fork(progress.fork).state != "open":
@@ -378,7 +378,7 @@ async def _run_and_refresh(exploration: Exploration, progress: _Progress) -> Spe
             run_task.cancel()
             await asyncio.wait([run_task])
             return run_task.result()
-        if refresh_task.done():  # it failed: stdout was closed
+        if refresh_task.done():  # stdout was closed
             run_task.cancel()
             await asyncio.wait([run_task])
             refresh_task.result()
@@ -388,7 +388,7 @@ async def _run_and_refresh(exploration: Exploration, progress: _Progress) -> Spe
 
 
 def _collect_garbage(workspace: Workspace, options: ExploreOptions) -> None:
-    """Collect garbage if the user has set limits for it. Its failure is a warning: the exploration is over."""
+    """Run gc if the user has set limits for it. Its failure is only a warning, because the exploration is over."""
     from forkwise.config.gc_limits import read_gc_limits
     from forkwise.fork.control import collect_by_limits
 
@@ -537,7 +537,7 @@ def _find_continuation(outcome: SpeculationOutcome, options: ExploreOptions, pro
 
 
 def _print_verdict(outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress) -> None:
-    """Print what the judge chose, and what that cost."""
+    """Print the judge's choice and its cost."""
     verdict = progress.ledger.fork(outcome.fork or "").verdict or {}
     for vote in verdict.get("votes", ()):
         used = usage_text(verdict)
@@ -567,7 +567,7 @@ def _print_commit(outcome: SpeculationOutcome, options: ExploreOptions) -> None:
         if winner is None:
             is_undecided = any(result.success for result in outcome.all_results)
             is_idle = bool(outcome.all_results) and all(r.reason == "no change" for r in outcome.all_results)
-            problem = "It was not decided which attempt is the best" if is_undecided else "No attempt succeeded"
+            problem = "No attempt could be chosen as the best" if is_undecided else "No attempt succeeded"
             problem = "No attempt changed anything" if is_idle else problem
             output.line(f"{problem}; nothing was changed.", "bold red")
             faults = [result for result in outcome.all_results if result.fault is not None]

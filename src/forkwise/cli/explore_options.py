@@ -1,4 +1,4 @@
-"""ExploreOptions: the values of the options that explore commands share, and the recipe that they add up to."""
+"""ExploreOptions: the values of the options that explore commands share, and the recipe built from them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ __all__ = [
 ]
 
 MODEL = "model:"
-"""What a model has before its name where a shell command could stand too."""
+"""The prefix of a model's name in options that also accept a shell command."""
 
-_LATE = ("codex", "gemini", "goose")  # streams with the usage at their end
-_UNCOUNTED = ("copilot", "vibe")  # streams without tokens
+_LATE = ("codex", "gemini", "goose")  # their streams report the usage only at the end
+_UNCOUNTED = ("copilot", "vibe")  # their streams report no tokens
 _TAKES_SEVERAL = ("speculate", "tree", "beam")
 _PROGRAM = re.compile(r"[\w./+@%][\w./+@%-]*")
 _OWN = re.compile(r"[A-Z]+_\*")
-#: Variables that name where a model server is, and what they may name: a URL, or a host and a port.
+#: Names of variables that hold a model server's address: a URL, or a host and a port.
 _ADDRESS_VARIABLE = re.compile(r".*(?:_BASE_URL|_API_BASE|_ENDPOINT|_BASE|_URL|_HOST)")
 _LOOPBACK_URL = re.compile(
     r"(?:(?P<scheme>[a-z]+)://)?(?:[^/@]*@)?(?:localhost|127\.\d+\.\d+\.\d+|\[?::1\]?|0\.0\.0\.0)"
@@ -58,12 +58,12 @@ _LOOPBACK_URL = re.compile(
 )
 _PLACEHOLDER = re.compile(r"\{(?:prompt|model)\}")
 _TAKES_NUMBER = ("best-of", "tournament", "refine", "playoff")
-_LONGEST_WORD = 128 << 10  # bytes of one argument, of which the kernel takes one less
+_LONGEST_WORD = 128 << 10  # bytes of one argument, including its terminating NUL (Linux's MAX_ARG_STRLEN)
 _LONGEST_GOAL = 20_000
 _WIDEST_VALUE = 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)  # each costs a start milliseconds
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)  # each method costs milliseconds per start
 class ExploreOptions:
     """The parsed options of an explore command."""
 
@@ -201,7 +201,7 @@ class ExploreOptions:
         )
 
     def _find_budgets(self, agents: Mapping[str, Agent]) -> dict[str, Any]:
-        """Return the fields of the recipe for budgets. Raises UsageError for one that could not end anything."""
+        """Return the fields of the recipe for budgets. Raises UsageError for a budget that could never take effect."""
         found: dict[str, float] = {}
         for option, given, names in (
             ("--budget", self.budgets, {"seconds": "time_budget", "usd": "usd_budget", "tokens": "token_budget"}),
@@ -210,7 +210,7 @@ class ExploreOptions:
             for kind, amount in given:
                 if kind not in names:
                     raise click.UsageError(
-                        "--attempt-budget is in dollars or tokens; --timeout limits the time of each"
+                        "--attempt-budget takes dollars or tokens; --timeout limits the time of each attempt"
                     )
                 if names[kind] in found:
                     raise click.UsageError(f"{option} is given twice in {kind}: give it once")
@@ -220,7 +220,7 @@ class ExploreOptions:
         return found
 
     def _find_cluster(self) -> dict[str, Any]:
-        """Return the fields of the recipe for a cluster. Raises UsageError for what attempts there cannot have."""
+        """Return the fields of the recipe for a cluster. Raises UsageError for options that cannot be used there."""
         if self.on is None:
             if self.gpus is not None:
                 raise click.UsageError("--gpus is about the nodes of a cluster: give --on ray too")
@@ -235,7 +235,7 @@ class ExploreOptions:
         return {"on": self.on, "store": store or None, "gpus": self.gpus}
 
     def _find_own_limit(self) -> float | None:
-        """Return the dollars after which an agent that has a limit of its own is to stop by itself."""
+        """Return the limit in dollars to pass to an agent that can enforce one itself."""
         return min((amount for kind, amount in (*self.budgets, *self.attempt_budgets) if kind == "usd"), default=None)
 
     def _check_spend_budget(self, agents: Mapping[str, Agent]) -> None:
@@ -243,11 +243,11 @@ class ExploreOptions:
         if silent or not agents:
             what = f"agent {silent[0]!r} does" if silent else "shell commands do"
             raise click.UsageError(
-                f"a budget in dollars or tokens needs to know them, but {what} not report any: "
-                "limit the time, such as --budget 30m"
+                f"a budget in dollars or tokens cannot be enforced, because {what} not report any: limit the time "
+                "instead, such as --budget 30m"
             )
         if late := [agent.name for agent in agents.values() if agent.stream in _LATE]:
-            message = f"{' and '.join(late)} reports what it used only when it ends: the budget then stops the others"
+            message = f"{' and '.join(late)} reports its usage only at its end: the budget can only stop other attempts"
             warnings.warn(message, ForkwiseWarning, stacklevel=2)
 
     @property
@@ -256,7 +256,7 @@ class ExploreOptions:
         return self.as_branch is not None or self.as_patch is not None or self.branches_prefix is not None
 
     def _check_judge(self, line: str) -> None:
-        """Raise UsageError if the program of a judge that is a shell command does not exist."""
+        """Raise UsageError if the judge is a shell command whose program does not exist."""
         try:
             words = shlex.split(line, comments=True)
         except ValueError as error:
@@ -264,8 +264,8 @@ class ExploreOptions:
         if not words:
             raise click.UsageError("--judge needs a command")
         if not _PROGRAM.fullmatch(words[0]):
-            return  # a variable or an expression of the shell, which cannot be known before
-        # The shell also knows its own commands and keywords.
+            return  # a shell variable or expression: its value is not known yet
+        # The shell is asked, because it also has builtins and keywords.
         found = subprocess.run(
             ["sh", "-c", 'command -v "$1"', "sh", words[0]],
             cwd=self.directory / self.subdirectory,
@@ -276,19 +276,23 @@ class ExploreOptions:
             raise click.UsageError(f"--judge: program {words[0]!r} not found, or not executable")
 
     def _find_subjects(self, found: Sequence[Variation]) -> list[tuple[str, ...] | Agent]:
-        """Return what is tried: commands and agents. Raises UsageError if an agent is unknown or has no prompt."""
+        """Return the commands and agents to try. Raises UsageError if an agent is unknown or has no prompt."""
         varied = list(dict.fromkeys(variation.agent for variation in found if variation.agent is not None))
         if varied and (self.agents or self.lines or self.command):
-            raise click.UsageError("the agents come from --agent or from a variation, not from both, nor with commands")
+            raise click.UsageError(
+                "the agents come from --agent or from a variation, not from both, and cannot be mixed with commands"
+            )
         if varied and not all(variation.agent for variation in found):
             raise click.UsageError("some of the variations name an agent and others do not: name one in each")
         names = [*self.agents, *varied]
         if not names and self.words and self.prompt_file is None:
             line = shlex.join([*self.words, *self.command])
-            raise click.UsageError(f"put two dashes before the command, so that its options stay its own: -- {line}")
+            raise click.UsageError(
+                f"put two dashes before the command, so that forkwise does not read its options: -- {line}"
+            )
         has_prompt = any(word.strip() for word in self.words)
         if names and not has_prompt and not (found and all(variation.prompt for variation in found)):
-            dash = " (one that begins with a dash: in a file, --prompt-file FILE)" if self.command else ""
+            dash = " (put a prompt that begins with a dash in a file: --prompt-file FILE)" if self.command else ""
             raise click.UsageError(f"agent {names[0]!r} needs a prompt: --agent {names[0]} 'what to do'{dash}")
         agents = self._find_agents(names)
         return [*map(shell_command, self.lines), *self._find_command(), *agents]
@@ -351,15 +355,19 @@ class ExploreOptions:
             raise click.UsageError("--stop-when all-green needs tests: give --test 'COMMAND' or --test auto")
         if any(rule.startswith("cost") for rule in self.stop_when) and not self.agents:
             raise click.UsageError(
-                "--stop-when cost: the cost of a shell command is never known, so the rule could not apply; it needs "
-                "attempts by --agent. Use no-gain:N, or a limit on attempts"
+                "--stop-when cost: the cost of a shell command is never known, so the rule could not apply: use "
+                "--agent, no-gain:N, or a limit on the number of attempts"
             )
         if self.tests is None and (self.seal or self.unsealed or self.held_out or self.no_baseline):
-            raise click.UsageError("--seal, --unsealed, --test-from and --no-baseline are about tests: give --test too")
+            raise click.UsageError(
+                "--seal, --unsealed, --test-from and --no-baseline only matter for tests: give --test too"
+            )
         if self.unsealed and (self.seal or self.held_out):
-            raise click.UsageError("--unsealed excludes --seal and --test-from")
+            raise click.UsageError("--unsealed cannot be combined with --seal or --test-from")
         if self.held_out is not None and self.landlock_instead:
-            raise click.UsageError("--test-from excludes --landlock-instead, which hides nothing from attempts")
+            raise click.UsageError(
+                "--test-from cannot be combined with --landlock-instead, which cannot hide the tests from attempts"
+            )
         if self.held_out is not None and self.held_out.resolve().is_relative_to(self.directory.resolve()):
             raise click.UsageError(
                 f"--test-from {self.held_out} is inside the workspace, where attempts see it; move it elsewhere"
@@ -368,11 +376,11 @@ class ExploreOptions:
             raise click.UsageError("--commit-to-git and --no-commit exclude each other")
         if self.git is not None and self.is_exported:
             raise click.UsageError(
-                "--commit-to-git changes the workspace, --as-branch, --as-patch and --branches-prefix leave it alone: "
-                "give one or the other"
+                "--commit-to-git changes the workspace, but --as-branch, --as-patch and --branches-prefix leave it "
+                "unchanged: give one or the other"
             )
         if self.message is not None and self.git is None and not self.is_exported:
-            raise click.UsageError("-m is the message of a git commit: it needs --commit-to-git or --as-branch")
+            raise click.UsageError("-m sets the message of a git commit: give --commit-to-git or --as-branch too")
         check_rules(self.network, self.confinement, (*self.allowed_hosts, *self.denied_hosts), self.host_ports)
         for option, paths in (("--writable", self.writable), ("--show", self.shown)):
             for path in paths:
@@ -408,7 +416,7 @@ class ExploreOptions:
         return [self.command]
 
     def _agent_variables(self, agent: Agent) -> dict[str, str]:
-        """Return the variables of an agent's table. Those on the command line are more specific, and stay."""
+        """Return the variables of an agent's table, except those that the command line overrides."""
         more = agent.environment_when_confined if self.confinement != "open" else {}
         given = {name for name, _ in self._variables_with_values()}
         return {name: text for name, text in (agent.environment | more).items() if name not in given}
@@ -418,7 +426,7 @@ class ExploreOptions:
         return [(name, value) for name, separator, value in pairs if separator]
 
     def _allowances(self, agents: Mapping[str, Agent], variants: Sequence[Variant]) -> dict[str, Any]:
-        """Return the fields of the recipe for allowances: beside other commands, each agent has its own."""
+        """Return the recipe's allowances. If there are several commands, each agent has an allowance of its own."""
         if len(agents) == 1 and all(variant.agent for variant in variants):
             return {"allowance": self._build_allowance(next(iter(agents.values())))}
         own = {v.command: self._build_allowance(agents[v.agent]) for v in variants if v.agent is not None}
@@ -441,7 +449,7 @@ class ExploreOptions:
                 ports.setdefault(port, name)
         for port, name in ports.items():
             if port not in self.host_ports:
-                message = f"attempts of {agent.name} reach port {port} of this machine, which {name} names"
+                message = f"attempts of {agent.name} can reach port {port} of this machine, which {name} names"
                 warnings.warn(message, ForkwiseWarning, stacklevel=1)
         return tuple(ports)
 
@@ -463,7 +471,7 @@ class ExploreOptions:
         )
 
     def _find_withheld(self, agent: Agent) -> tuple[str, ...]:
-        """Return the patterns of variables that are another agent's own: those like ``NAME_*`` that only one has."""
+        """Return the patterns of other agents' own variables: those like ``NAME_*`` that only one agent lists."""
         from forkwise.agents.preset import load_agents
 
         listed = Counter(p for other in load_agents(self.directory).values() for p in set(other.passes))
@@ -490,13 +498,13 @@ def find_shared_paths(workspace: Path) -> tuple[str, ...]:
 
 
 def check_rules(network: Network | None, confinement: str, hosts: Sequence[str], host_ports: Sequence[int]) -> None:
-    """Raise UsageError if the network cannot keep the rules of --allow-host, --deny-host and --host-port."""
+    """Raise UsageError if the network cannot enforce --allow-host, --deny-host and --host-port."""
     used = network or {"strict": "none", "open": "host"}.get(confinement, "auto")
     by = f"--network {network}" if network else f"--confinement {confinement}"
     if hosts and used not in ("auto", "proxy"):
-        raise click.UsageError(f"--allow-host and --deny-host need --network proxy, and {by} is another network")
+        raise click.UsageError(f"--allow-host and --deny-host need --network proxy, but {by} selects another network")
     if host_ports and used == "none":
-        raise click.UsageError(f"--host-port needs --network proxy or private, and {by} has no network")
+        raise click.UsageError(f"--host-port needs --network proxy or private, but {by} has no network")
 
 
 def _find_loopback_port(value: str) -> int | None:
@@ -509,8 +517,8 @@ def _find_loopback_port(value: str) -> int | None:
 
 
 def _fill(command: tuple[str, ...], prompt: str, model: str | None, arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return a command with its prompt and its model in place of ``{prompt}`` and ``{model}``, and more arguments."""
-    if command[:2] == ("sh", "-c") and len(command) == 3:  # as -c: in a shell, they are variables and $1, $2, ...
+    """Return a command with ``{prompt}`` and ``{model}`` filled in, followed by ``arguments``."""
+    if command[:2] == ("sh", "-c") and len(command) == 3:  # from -c: a shell finds them in variables and in $1, $2, ...
         return (*command, "sh", *arguments) if arguments else command
     values = {"{prompt}": prompt, "{model}": model or ""}
     words = [_PLACEHOLDER.sub(lambda found: values[found[0]] or found[0], word) for word in command]
@@ -524,7 +532,7 @@ def _fill(command: tuple[str, ...], prompt: str, model: str | None, arguments: S
 
 
 def _check_number(kind: Kind, own: dict[str, Any], variants: int, *, is_varied: bool) -> None:
-    """Set the number of attempts if none was given. Raises UsageError without any; warn if it is too small."""
+    """Set the number of attempts if it was not given. Raises UsageError if it is unknown; warns if it is too small."""
     if kind == "run" and variants > 1:
         raise click.UsageError(f"run makes one attempt, but {variants} variations were given: use best-of or speculate")
     if kind in _TAKES_NUMBER and own.get("n") is None:
@@ -545,7 +553,7 @@ def shell_command(line: str) -> tuple[str, ...]:
 def find_judge(text: str | None) -> dict[str, Any]:
     """Return the fields of a recipe for the value of ``--judge``: a model, or a shell command.
 
-    Raises UsageError if no such model exists; a key that is missing is a warning, because tests may decide alone.
+    Raises UsageError if no such model exists. A missing key is only a warning, because tests alone may decide.
     """
     if text is None:
         return {}
@@ -571,12 +579,12 @@ def check_model(name: str, option: str, purpose: str) -> None:
             line = " ".join(str(error).split())
             if line.startswith("Unknown"):
                 raise click.UsageError(f"{option}: {line}") from error
-            role = "judge" if option.startswith("--judge") else "model of summaries"
-            warnings.warn(f"the {role} {name} cannot be used as it is: {line}", ForkwiseWarning, stacklevel=2)
+            role = "judge" if option.startswith("--judge") else "summary model"
+            warnings.warn(f"the {role} {name} cannot be used yet: {line}", ForkwiseWarning, stacklevel=2)
 
 
 def find_notice_delay(directory: Path, given: float | None) -> float | None:
-    """Return after how many seconds the end of a fork is worth a notice: as given, or as the user has set."""
+    """Return the number of seconds after which a fork's end is announced: as given, or as the user configured."""
     if given is not None or not sys.stdout.isatty():
         return given
     from forkwise.config.notice_delay import read_notice_delay

@@ -1,4 +1,4 @@
-"""Results in git: attempts as git branches and patches, with who made them, and the commit of a winner.
+"""Results in git: attempts as git branches and patches, with their origin as trailers, and the commit of a winner.
 
 What an attempt changed is read from its branch or from the ledger.
 """
@@ -48,7 +48,7 @@ _UPDATE_INDEX = ("update-index", "-z", "--add", "--remove", "--replace", "--stdi
 
 @dataclass(frozen=True, slots=True)
 class GitResult:
-    """An attempt as git: the commit and its branch, and the file of its patch; None for what was not requested.
+    """An attempt exported to git: its commit, its branch and its patch file; None for what was not requested.
 
     ``has_cr`` says that lines of the patch end with a carriage return, which ``git am`` removes without ``--keep-cr``.
     """
@@ -74,7 +74,7 @@ class _Changes:
 
 
 def trailers_of(attempt: AttemptRecord) -> dict[str, str]:
-    """Return the trailers of a git commit that say where it comes from."""
+    """Return the trailers of a git commit that record its origin."""
     tests = "" if attempt.tests is None else TestReport.from_json(attempt.tests).summary
     cost = ", ".join(f"{name} {value}" for name, value in (attempt.cost or {}).items())
     return {
@@ -86,7 +86,7 @@ def trailers_of(attempt: AttemptRecord) -> dict[str, str]:
 
 
 class GitExport:
-    """Exports attempts of one workspace. Creating it, and ``check``, raise GitError before anything is spent."""
+    """Exports attempts of one workspace. The constructor and ``check`` raise GitError before anything is run."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -145,7 +145,7 @@ class GitExport:
 
         live = StoredFork(ledger, self._workspace, attempt.fork).branch(attempt.branch)
         if live is not None:
-            with suppress(BranchNotFoundError):  # it was dropped meanwhile
+            with suppress(BranchNotFoundError):  # another process dropped it
                 return _read_branch(live, base)
         return _read_stored(ledger, attempt)
 
@@ -261,10 +261,10 @@ class GitRepository:
         return GitCommit(commit_id, self._query("symbolic-ref", "--quiet", "--short", "HEAD"))
 
     def record(self, workspace: Workspace, number: int) -> None:
-        """Add the git commit to the record of a commit to the workspace, so that its undo takes back both."""
+        """Add the git commit to the record of the workspace's commit, so that an undo reverts both."""
         top = os.fspath(workspace.path)
         directory = os.path.relpath(self._repository.git_directory, top)
-        if self._moved and directory.split("/")[0] != "..":  # a repository around the workspace is not its own
+        if self._moved and directory.split("/")[0] != "..":  # undo does not cover a repository above the workspace
             note_repository(workspace, number, directory, self._moved, self._staged)
 
     def _stage(self, commit_id: str) -> None:

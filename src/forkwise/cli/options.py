@@ -58,7 +58,7 @@ def judge_option(**attributes: Any) -> Callable[[Callable[..., Any]], Callable[.
         "--judge",
         metavar="LINE|model:NAME",
         help="Shell command that gets two directories and prints which one is better (0 or a, 1 or b), or a model that "
-        "compares diffs: model:openai:gpt-5, model:local. It chooses among those with the best tests.",
+        "compares diffs: model:openai:gpt-5, model:local. It compares only the attempts with the best test results.",
         **attributes,
     )
 
@@ -66,7 +66,7 @@ def judge_option(**attributes: Any) -> Callable[[Callable[..., Any]], Callable[.
 def _check_summary_model(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None:
         value = value.removeprefix(MODEL)
-        check_model(value, f"--summary-model {value}", "a model of summaries")
+        check_model(value, f"--summary-model {value}", "a summary model")
     return value
 
 
@@ -75,7 +75,7 @@ summary_option = click.option(
     metavar="NAME",
     callback=_check_summary_model,
     show_default="none: facts and output",
-    help="Model that summarises attempts for those that follow: openai:gpt-5, local.",
+    help="Model that summarises attempts for later ones, such as openai:gpt-5 or local.",
 )
 """The option ``--summary-model``."""
 
@@ -94,7 +94,7 @@ def check_cluster(_context: click.Context, _option: click.Parameter, value: str 
     host, _, port = value.removeprefix("ray://").rpartition(":")
     if value != "ray" and not (value.startswith("ray://") and host and port.isascii() and port.isdecimal()):
         raise click.BadParameter(
-            f"{value!r} names no cluster: write ray, or ray://HOST:PORT with the port of Ray's client"
+            f"{value!r} names no cluster: give ray, or ray://HOST:PORT with the port of the Ray client server"
         )
     require_extra("ray", "attempts on a cluster")
     return value
@@ -127,8 +127,8 @@ confinement_option = click.option(
     type=click.Choice(("open", "standard", "strict")),
     default="standard",
     show_default=True,
-    help="Sandbox: open restricts nothing, standard allows writes only to the branch, strict also blocks the network "
-    "and passes on few variables.",
+    help="Sandbox level: open restricts nothing, standard allows writes only to the branch, strict also blocks the "
+    "network and most environment variables.",
 )
 """The option ``--confinement``."""
 
@@ -136,8 +136,8 @@ network_option = click.option(
     "--network",
     type=click.Choice(("auto", "host", "none", "private", "proxy")),
     show_default="auto; none with strict, host with open",
-    help="Network: proxy and private have their own ports and loopback, and reach the outside through a proxy of "
-    "forkwise's or through pasta. auto is proxy where that works, else host: this machine's.",
+    help="Network of the sandbox: host is this machine's; proxy and private have their own ports and loopback, and "
+    "reach the outside through forkwise's proxy or through pasta; auto is proxy if that works, else host.",
 )
 """The option ``--network``."""
 
@@ -146,7 +146,8 @@ allow_host_option = click.option(
     "allowed_hosts",
     multiple=True,
     metavar="GLOB",
-    help="Host that may be reached, such as '*.example.org'; no others can be. Repeatable; needs the network proxy.",
+    help="Host that may be reached, such as '*.example.org'; all others are blocked. Repeatable; needs the proxy "
+    "network.",
 )
 """The option ``--allow-host``."""
 
@@ -155,7 +156,7 @@ deny_host_option = click.option(
     "denied_hosts",
     multiple=True,
     metavar="GLOB",
-    help="Host that may not be reached, whatever --allow-host says. Repeatable; needs the network proxy.",
+    help="Host to block, even if --allow-host matches it. Repeatable; needs the proxy network.",
 )
 """The option ``--deny-host``."""
 
@@ -165,22 +166,23 @@ host_port_option = click.option(
     multiple=True,
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="Port of this machine's loopback that may be reached, as the same port inside: a database, a model server. "
-    "Repeatable.",
+    help="Port of this machine's loopback that may be reached, under the same number, such as a database or a model "
+    "server. Repeatable.",
 )
 """The option ``--host-port``."""
 
 landlock_option = click.option(
     "--landlock-instead",
     is_flag=True,
-    help="If namespaces are refused, as in a default container, only keep writes in the branch, by Landlock.",
+    help="Use Landlock if namespaces are not allowed, as in a default container; it only confines writes to the "
+    "branch.",
 )
 """The option ``--landlock-instead``."""
 
 allow_option = click.option(
     "--allow-executable-config",
     is_flag=True,
-    help="Commit also what makes your machine run something, such as git hooks, editor tasks or .envrc.",
+    help="Commit even files that make your machine run something, such as git hooks, editor tasks or .envrc.",
 )
 """The option ``--allow-executable-config``."""
 
@@ -190,7 +192,7 @@ frozen_option = click.option(
 """The option ``--frozen``."""
 
 servers_option = click.option(
-    "--no-servers", is_flag=True, help="Start none of the servers that .forkwise/servers.toml names."
+    "--no-servers", is_flag=True, help="Do not start the servers listed in .forkwise/servers.toml."
 )
 """The option ``--no-servers``."""
 
@@ -202,12 +204,12 @@ retest_option = click.option(
 ignored_option = click.option(
     "--include-ignored",
     is_flag=True,
-    help="Commit also files that git ignores; outside of a git repository: caches and byte code.",
+    help="Commit ignored files as well: those that git ignores; outside a git repository, caches and byte code.",
 )
 """The option ``--include-ignored``."""
 
 detach_option = click.option(
-    "--detach", is_flag=True, help="Run in the background: print the fork's id at once, for forkwise wait."
+    "--detach", is_flag=True, help="Run in the background: print the fork's id immediately, for use with forkwise wait."
 )
 """The option ``--detach``."""
 
@@ -216,7 +218,7 @@ notify_option = click.option(
     type=Duration(allows_zero=True),
     metavar="DURATION",
     show_default="[notify] in your config.toml",
-    help="Notify you by the terminal, with its bell and OSC 9, of a result that took at least this long.",
+    help="Ring the terminal's bell and show a notification (OSC 9) if the result took at least this long.",
 )
 """The option ``--notify``."""
 
@@ -227,40 +229,41 @@ _OPTIONS = (
         "lines",
         multiple=True,
         metavar="LINE",
-        help="Shell command to try. Commands that try several take it repeatedly.",
+        help="Shell command to try. Repeatable with speculate, tree and beam.",
     ),
     click.option(
         "--agent",
         "agents",
         multiple=True,
         metavar="NAME[:MODEL]",
-        help="Coding agent that gets PROMPT, and network access: claude, codex, gemini, ... (see forkwise agents). "
-        "Attempts take several in turn.",
+        help="Coding agent to run with PROMPT and network access: claude, codex, gemini, ... (see forkwise agents). "
+        "Repeatable: attempts use the agents in turn.",
     ),
     click.option(
         "--agent-args",
         "agent_arguments",
         metavar="WORDS",
-        help="Further arguments of the agent, as in a shell: '--max-turns 20'.",
+        help="Extra arguments for the agent, quoted as in a shell: '--max-turns 20'.",
     ),
     click.option(
         "--prompt-file",
         metavar="FILE",
-        help="File with the prompt; - is standard input. Commands find the prompt in the file $FORKWISE_PROMPT.",
+        help="File that contains the prompt; - reads standard input. Commands find the prompt in the file "
+        "$FORKWISE_PROMPT.",
     ),
     click.option("--model", metavar="NAME", help="Model for the agent; commands get it as $FORKWISE_MODEL."),
     click.option(
         "--vary",
         multiple=True,
         metavar="KEY=VALUE,...",
-        help="Values that attempts take in turn, of model, agent, prompt, args or env.NAME; @FILE has one per line. "
-        "Several keys are combined, each value with each.",
+        help="Values for the attempts to use in turn. KEY is model, agent, prompt, args or env.NAME; @FILE reads one "
+        "value per line. Repeat it for more keys: every combination is tried.",
     ),
     click.option(
         "--variations",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="TOML or YAML file whose [[attempt]] tables say what attempts do differently.",
+        help="TOML or YAML file with one [[attempt]] table per variation: what that attempt does differently.",
     ),
     click.option(
         "--test", "tests", metavar="CMD|auto", help="Test command that an attempt must pass; auto detects it."
@@ -285,7 +288,8 @@ _OPTIONS = (
         "--seal",
         multiple=True,
         metavar="GLOB",
-        help="Further paths that attempts cannot change for their tests; with a leading ! paths that they can.",
+        help="More paths that tests take from the original workspace, not from the attempt; a leading ! exempts paths. "
+        "Repeatable.",
     ),
     click.option("--unsealed", is_flag=True, help="Test attempts with their own versions of tests and configuration."),
     click.option(
@@ -293,7 +297,7 @@ _OPTIONS = (
         "held_out",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
         metavar="DIR",
-        help="Directory of tests to lay over the workspace's. Attempts cannot see it.",
+        help="Directory of tests to copy over the workspace's own before testing. Attempts cannot see it.",
     ),
     click.option("--no-baseline", is_flag=True, help="Skip the test run on the unchanged workspace."),
     click.option(
@@ -301,7 +305,7 @@ _OPTIONS = (
         type=Duration(),
         metavar="DURATION",
         show_default="no limit",
-        help="Time limit per attempt, excluding tests: seconds, or such as 10m.",
+        help="Time limit per attempt, excluding tests, such as 600 (seconds) or 10m.",
     ),
     click.option(
         "--budget",
@@ -310,8 +314,8 @@ _OPTIONS = (
         multiple=True,
         metavar="AMOUNT",
         show_default="no limit",
-        help="Running time (30m), dollars (2usd) or tokens (500ktokens) of all attempts together. Then those that run "
-        "are ended; others are judged. Repeatable.",
+        help="Budget for all attempts together: running time (30m), dollars (2usd) or tokens (500ktokens). Once it "
+        "is spent, running attempts are stopped and finished ones are judged. Repeatable.",
     ),
     click.option(
         "--attempt-budget",
@@ -320,7 +324,8 @@ _OPTIONS = (
         multiple=True,
         metavar="AMOUNT",
         show_default="no limit",
-        help="Dollars (0.50usd) or tokens (200ktokens) of each attempt by an agent. Then it is ended.",
+        help="Budget for each attempt by an agent: dollars (0.50usd) or tokens (200ktokens). Once it is spent, the "
+        "attempt is stopped. Repeatable.",
     ),
     click.option(
         "--memory",
@@ -334,26 +339,27 @@ _OPTIONS = (
         type=Processors(),
         metavar="N",
         show_default="no limit",
-        help="Processors whose time an attempt, or a test run, may use, such as 1.5.",
+        help="CPU limit per attempt, and per test run, such as 1.5.",
     ),
     click.option(
         "--gpus",
         type=click.FloatRange(min=0.0, min_open=True),
         metavar="N",
-        help="GPUs of a node that an attempt occupies, with --on.",
+        help="Number of GPUs to reserve for each attempt on its node, with --on.",
     ),
     click.option(
         "--on",
         metavar="ray[://HOST:PORT]",
         callback=check_cluster,
-        help="Cluster whose nodes run attempts and tests. ray alone is $RAY_ADDRESS, or else started here.",
+        help="Ray cluster to run attempts and tests on. Plain ray uses $RAY_ADDRESS, or else starts a cluster on this "
+        "machine.",
     ),
     click.option(
         "--store",
         envvar="FORKWISE_STORE",
         metavar="DIR|URL",
         show_default="Ray's own",
-        help="Store through which files travel, with --on: s3://…, or a directory that all nodes share.",
+        help="Store for the files sent to and from the nodes, with --on: s3://…, or a directory that all nodes share.",
     ),
     click.option(
         "-j",
@@ -368,7 +374,7 @@ _OPTIONS = (
         type=click.IntRange(min=1),
         metavar="N",
         show_default="no limit",
-        help="Number of attempts by agents that use the same provider at the same time.",
+        help="Limit on the number of simultaneous attempts by agents that use the same provider.",
     ),
     click.option(
         "--provider-retries",
@@ -376,15 +382,15 @@ _OPTIONS = (
         metavar="N",
         default=5,
         show_default=True,
-        help="Number of times that an attempt waits and starts again if its provider is overloaded or refuses it.",
+        help="Number of times to wait and restart an attempt if its provider is overloaded or refuses it.",
     ),
     click.option(
         "--stop-when",
         multiple=True,
         metavar="RULE",
         callback=_check_stop_rules,
-        help="Make no further attempts once all-green (one passes all tests), no-gain:N (N attempts in a row are not "
-        "better than the best before) or cost:USD applies. Repeatable.",
+        help="Stop making attempts once a rule applies: all-green (one passes all tests), no-gain:N (N attempts in a "
+        "row do not improve on the best) or cost:USD. Repeatable.",
     ),
     confinement_option,
     network_option,
@@ -400,7 +406,7 @@ _OPTIONS = (
         "shown",
         multiple=True,
         metavar="PATH",
-        help="Path that attempts and tests may read although the sandbox hides credentials there.",
+        help="Path with credentials that attempts and tests may read although the sandbox hides it by default.",
     ),
     click.option(
         "--env",
@@ -408,14 +414,15 @@ _OPTIONS = (
         multiple=True,
         metavar="NAME[=VALUE]",
         callback=_check_variables,
-        help="Environment variable for attempts. NAME alone passes your own value, even if the sandbox hides it.",
+        help="Environment variable for attempts. NAME alone passes on your own value, even of a variable that the "
+        "sandbox hides.",
     ),
     conflict_option(
         "Action if the workspace changed meanwhile: refuse to commit, take ours (the winner's), keep theirs, or merge."
     ),
     allow_option,
     ignored_option,
-    click.option("--allow-empty", is_flag=True, help="Let an attempt that changed nothing succeed, and win."),
+    click.option("--allow-empty", is_flag=True, help="Let an attempt succeed, and win, even if it changed nothing."),
     retest_option,
     frozen_option,
     servers_option,
@@ -432,7 +439,8 @@ _OPTIONS = (
         "--report",
         metavar="DIR",
         type=click.Path(file_okay=False, path_type=Path),
-        help="Write a page, a summary for $GITHUB_STEP_SUMMARY, JUnit of the winner and JSON to DIR.",
+        help="Write a report to DIR: an HTML page, a summary for $GITHUB_STEP_SUMMARY, JUnit XML of the winner, and "
+        "JSON.",
     ),
     click.option(
         "--commit-to-git",
@@ -469,7 +477,7 @@ _OPTIONS = (
 
 
 def _find_prompt(common: dict[str, Any]) -> None:
-    """Read the prompt from a file or from standard input, and put it in place of the words of the command line."""
+    """Read the prompt from a file or from standard input if one of them was given, and store it as the only word."""
     words, file = common["words"], common["prompt_file"]
     if words == (STDIN,) and file is None:
         file = common["prompt_file"] = STDIN
@@ -488,7 +496,7 @@ def explore_options(function: Callable[..., int]) -> Callable[..., int]:
     def call(**arguments: Any) -> int:
         names = [field.name for field in fields(ExploreOptions) if field.name in arguments]
         common = {name: arguments.pop(name) for name in names}
-        if isinstance(arguments.get("n"), str):  # it was left out: the first word is one of the prompt
+        if isinstance(arguments.get("n"), str):  # N was left out: this word is the first one of the prompt
             common["words"] = (arguments["n"], *common["words"])
             arguments["n"] = None
         _find_prompt(common)

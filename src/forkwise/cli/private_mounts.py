@@ -1,4 +1,4 @@
-"""Kernel overlays without root: when a command enters a user and mount namespace of its own.
+"""Kernel overlays without root: a command enters a user and mount namespace of its own.
 
 A process cannot leave such a namespace, and no other process sees its mounts. A command can afford that because it is
 short-lived; a library must not do it to the program that imports it.
@@ -16,7 +16,7 @@ from forkwise.linux import namespace
 __all__ = ["WORSE", "enter_to_create", "is_private", "open_inside"]
 
 WORSE = frozenset({"fuse", "reflink", "copy"})
-"""Views that all processes see, but that are slower than the overlay: each access, or each new branch, costs more."""
+"""Views that all processes can see, but that are slower than the overlay on each access or for each new branch."""
 
 
 def enter_to_create(directory: Path, view: str | None) -> None:

@@ -50,7 +50,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """A size in bytes: ``512M``, ``2G``, ``1.5GiB``; units are powers of 1024, with ``MB`` and ``GB`` of 1000.
+    """A size in bytes: ``512M``, ``2G``, ``1.5GiB``; units are powers of 1024, ``MB`` and ``GB`` of 1000.
 
     >>> Size().convert("2G", None, None), Size().convert("1MB", None, None)
     (2147483648, 1000000)

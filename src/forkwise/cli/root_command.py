@@ -1,6 +1,7 @@
 """The ``forkwise`` command itself, without its verbs.
 
-``verbs`` adds all of them. A start that only looks at forks adds one, because loading the others takes longer.
+``verbs`` adds all of them. For a command that only looks at forks, a single verb is added, because loading the others
+would take longer than the command itself.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ __all__ = ["forkwise_command"]
     "directory",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Workspace to work on, exactly this directory; also after the command.",
+    help="Workspace to work on: exactly this directory. Can also follow the command.",
 )
 def forkwise_command(directory: Path | None) -> None:
     """Fork a directory into copy-on-write branches, try something in each, and commit one.
 
-    Every command takes --json, and works on the workspace around the current directory: the nearest directory that is
-    a git repository's top or has forkwise history, else the current directory itself. Another one is given with -C or
-    in $FORKWISE_WORKSPACE. A commit can be undone with forkwise undo.
+    A command works on the workspace that contains the current directory: the nearest directory upwards that is the top
+    of a git repository or has forkwise history, or else the current directory itself. Name another one with -C or
+    $FORKWISE_WORKSPACE. With --json, commands print JSON. Undo a commit with forkwise undo.
     """

@@ -1,7 +1,7 @@
-"""Stop signals: an interrupt, a termination or a hang-up ends a command in order.
+"""Stop signals: an interrupt, a termination or a hang-up ends a command after an orderly clean-up.
 
 The first one raises KeyboardInterrupt in the main thread, whichever of the three it is. Later ones are ignored: they
-must not interrupt the clean-up. Only the program's entry point installs that.
+must not interrupt the clean-up. Only the program's entry point installs these handlers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _PAUSE_S = 0.001
 _received: list[signal.Signals] = []
 _is_installed = False
 _is_deferred = False
-_cancel: Callable[[], object] | None = None  # cancels what runs in an event loop
-_is_swallowing = False  # whether Python is in the hook for exceptions that it cannot raise
+_cancel: Callable[[], object] | None = None  # cancels the task that runs in an event loop
+_is_swallowing = False  # whether Python is in sys.unraisablehook
 _is_pending = False  # whether a signal came while they were deferred
 
 
@@ -50,15 +50,15 @@ def raise_on_stop_signals() -> None:
 
 
 def ignore_stop_signals() -> None:
-    """Let the process end as it is about to. The handler is a function: programs that it starts don't inherit it."""
+    """Ignore stop signals while the process exits. The handler is a function, which child processes do not inherit."""
     for number in list_stop_signals() if _is_installed else ():
         signal.signal(number, _ignore)
 
 
 def list_stop_signals() -> list[signal.Signals]:
-    """List the stop signals that are not ignored, as ``nohup`` has a hang-up ignored.
+    """List the stop signals that are not ignored; ``nohup``, for example, ignores the hang-up.
 
-    Only the main thread can handle signals; for others the list is empty.
+    Only the main thread can handle signals; in other threads the list is empty.
     """
     if threading.current_thread() is not threading.main_thread():
         return []
@@ -67,7 +67,7 @@ def list_stop_signals() -> list[signal.Signals]:
 
 @contextmanager
 def stop_signals_deferred() -> Iterator[None]:
-    """Raise for a stop signal that comes during the block only at its end, for work that must not be left half done."""
+    """Defer KeyboardInterrupt to the end of the block, for work that must not be left half done."""
     global _is_deferred, _is_pending
     was_deferred, _is_deferred = _is_deferred, True
     replaced = {number: signal.signal(number, _raise_once) for number in list_stop_signals()}
@@ -88,7 +88,7 @@ def find_stop_signal() -> signal.Signals:
 
 
 def describe_stop_signal(number: signal.Signals) -> str:
-    """Return the word for a command that a signal has ended."""
+    """Return the word that describes a command ended by this signal."""
     return _NAMES[number]
 
 
@@ -102,7 +102,7 @@ def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
     import asyncio
 
     try:
-        with stop_signals_deferred():  # raised in the event loop, it would end any task, or the loop itself
+        with stop_signals_deferred():  # inside the loop, KeyboardInterrupt could hit any task, or the loop itself
             return asyncio.run(_run_until_stopped(work))
     except asyncio.CancelledError:
         if not _received:
@@ -116,7 +116,7 @@ async def _run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
     global _cancel, _is_pending
     task = asyncio.ensure_future(work)
     _cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
-    if _is_pending:  # it came before
+    if _is_pending:  # the signal came before the loop started
         _is_pending = False
         _cancel()
     try:
@@ -147,7 +147,7 @@ def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
         return
     _is_swallowing = True
     threading.Thread(target=_forget_and_send, args=[find_stop_signal()]).start()
-    _is_swallowing = False  # the last statement: Python handles signals at calls, and would swallow it here too
+    _is_swallowing = False  # must come last: Python runs signal handlers at calls, and would swallow this one too
 
 
 def _forget_and_send(number: signal.Signals) -> None:

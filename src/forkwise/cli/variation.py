@@ -1,7 +1,7 @@
 """Variations: prompts, models, agents, arguments and variables that differ from attempt to attempt.
 
-``--vary KEY=VALUE,...`` gives the values of one key, ``--variations FILE`` complete variations. Several keys are
-combined: each value of one with each value of the others. Prompts come from words, files or standard input.
+``--vary KEY=VALUE,...`` lists the values of one key, and ``--variations FILE`` lists complete variations. Several keys
+are combined: every value of one with every value of the others. Prompts come from words, files or standard input.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Variation:
     names: tuple[tuple[str, str], ...] = ()
 
     def with_value(self, key: str, text: str) -> Variation:
-        """Return it with the value of one key as on the command line. Raises UsageError if the value is impossible."""
+        """Return a copy with one key set to a value from the command line. Raises UsageError if it is invalid."""
         found = _VARIABLE.fullmatch(key)
         shown = text if found is None else Redactor(find_secrets({found[1]: text})).redact(text)
         named = replace(self, names=(*self.names, (key, truncate_line(shown, _SHOWN))))
@@ -69,9 +69,9 @@ class Variation:
 
 
 def find_variations(texts: Sequence[str], file: Path | None) -> list[Variation]:
-    """Return the variations of ``--vary`` and ``--variations``, all combined; empty without any.
+    """Return all combinations of ``--vary`` and ``--variations``; empty if neither was given.
 
-    The values of the first key change fastest. Raises UsageError for a key or a value that is impossible.
+    The values of the first key change fastest. Raises UsageError for an invalid key or value.
     """
     if not texts and file is None:
         return []
@@ -86,7 +86,7 @@ def find_variations(texts: Sequence[str], file: Path | None) -> list[Variation]:
     for found in values.values():
         total *= len(found)
     if total > _MAX_VARIATIONS:
-        raise click.UsageError(f"these are {total} variations; at most {_MAX_VARIATIONS} are possible")
+        raise click.UsageError(f"there are {total} variations; at most {_MAX_VARIATIONS} are allowed")
     reversed_keys = list(reversed(values))
     combined = []
     for chosen in itertools.product(*(values[key] for key in reversed_keys)):
@@ -101,7 +101,7 @@ def find_variations(texts: Sequence[str], file: Path | None) -> list[Variation]:
 def _refuse_doubles(file: Path, bases: Sequence[Variation], values: Mapping[str, object]) -> None:
     for key in values:
         if any(name == key for base in bases for name, _ in base.names):
-            raise click.UsageError(f"{key} is given by --vary and by {file}: give it once")
+            raise click.UsageError(f"{key} is set by --vary and by {file}: set it only once")
 
 
 def _parse(text: str) -> tuple[str, list[str]]:
@@ -187,7 +187,7 @@ def _read_table(source: str, table: Any, file: Path) -> Variation:
         elif key == "env" and isinstance(value, dict):
             for name, text in value.items():
                 if not isinstance(text, str) or not _VARIABLE.fullmatch(f"env.{name}"):
-                    raise click.UsageError(f"{source}: env.{name} is not a variable with a text as value")
+                    raise click.UsageError(f"{source}: env.{name} is not a variable with a string as its value")
                 variation = variation.with_value(f"env.{name}", _check_text(f"{source}: env.{name}", text))
         elif key == "prompt_file" and isinstance(value, str):
             variation = variation.with_value("prompt", read_prompt(str(file.parent / value)))
@@ -236,7 +236,7 @@ def _decode(source: str, content: bytes) -> str:
 def _check_text(source: str, text: str) -> str:
     """Return a text. Raises UsageError if it cannot be passed to a program."""
     if "\0" in text:
-        raise click.UsageError(f"{source} has a NUL byte, which no program can be given")
+        raise click.UsageError(f"{source} has a NUL byte, which cannot be passed to a program")
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """Which workspace a command means if none is named: the one that the current directory is in.
 
 It is the nearest directory, from the current one upwards, that is the top of a git repository or that forkwise has
-worked on. Only directories of the user count, so that nobody else can lay one around theirs.
+worked on. Only directories that the user owns count, so that no other user can place a workspace above theirs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HISTORY = ("history", "branches", "ledger/output")
 
 
 def find_workspace(start: str) -> str:
-    """Return the workspace around the directory ``start``, a real path; ``start`` itself if there is none.
+    """Return the workspace that contains the directory ``start``, a real path; ``start`` itself if there is none.
 
     The search ends at the home directory, which counts only if it has history, and at a filesystem of another user.
     A directory that everybody may write to does not count.
@@ -37,7 +37,7 @@ def find_workspace(start: str) -> str:
 
 
 def is_in_state(directory: str) -> bool:
-    """Return whether a directory is in a state directory: a commit moves there what it replaces or deletes."""
+    """Return whether a directory is in a state directory, where a commit moves what it replaces or deletes."""
     while directory != "/":
         directory = os.path.dirname(directory)
         if all(os.path.lexists(f"{directory}/{name}") for name in ("workspace.json", "history", "lock")):
@@ -52,19 +52,19 @@ def has_history(directory: str) -> bool:
 
 
 def _is_repository(directory: str, allowed: set[int]) -> bool:
-    """Return whether a directory is the top of a git work tree, and both are the user's."""
+    """Return whether a directory is the top of a git work tree, and the user owns it and its repository."""
     with suppress(OSError):
         return os.lstat(f"{directory}/.git").st_uid in allowed and os.stat(directory).st_uid in allowed
     return False
 
 
 def _is_shared(directory: str) -> bool:
-    """Return whether everybody may write to a directory, as to /tmp."""
+    """Return whether all users may write to a directory, as in /tmp."""
     return bool(os.stat(directory).st_mode & 0o002)
 
 
 def _is_reachable(directory: str, parent: str, allowed: set[int]) -> bool:
-    """Return whether the search continues in a parent: it is on the same filesystem, or the user's."""
+    """Return whether the search continues in a parent: it is on the same filesystem, or the user owns it."""
     with suppress(OSError):
         above = os.stat(parent)
         return above.st_dev == os.stat(directory).st_dev or above.st_uid in allowed

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeProcess", "run_on_node"]
 
-_POLL_S = 0.05  # how late a cancellation by Ray is noticed, which does not interrupt a system call
+_POLL_S = 0.05  # how late a cancellation by Ray is noticed: it does not interrupt a system call
 _PATIENCE_S = 20.0
 _PUSHED = 1 << 16
 
@@ -133,7 +133,7 @@ def _describe_death(process: subprocess.Popen[bytes]) -> NodeError:
 
 def _require_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise NodeError("a node process sent the end of an attempt in another form")
+        raise NodeError("a node process sent a malformed end of an attempt")
     return value
 
 
@@ -163,7 +163,7 @@ def _unpack(request: NodeRequest, store: ObjectStore) -> UnpackedSnapshot:
         return _held[1]
     cache = SnapshotCache(f"{find_node_directory()}/snapshots", max_bytes=request.max_cache_bytes)
     if _held is not None:
-        if _process is not None:  # which has it mounted
+        if _process is not None:  # it has the snapshot mounted
             _close_process()
         _held[1].release()
         _held = None

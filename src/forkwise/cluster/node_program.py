@@ -55,8 +55,8 @@ _REQUEST, _CANCEL = b"r", b"c"
 class _NodeState:
     """The state of the branches of this process: a directory with a lock, which the next process removes after a kill.
 
-    In this process's namespace it is mounted over the directory that holds those of all processes, which are thus
-    hidden from its sandboxes. ``directory`` is its path there, ``path`` that for other processes.
+    In this process's namespace it is mounted over the directory that holds the state of all such processes, so that its
+    sandboxes cannot see the others. ``directory`` is its path there, ``path`` its path for other processes.
     """
 
     def __init__(self, node: str) -> None:
@@ -67,13 +67,13 @@ class _NodeState:
         self.path = f"{top}/{self.name}"
         self._top = top
         with closing_fd(os.open(top, _DIRECTORY)) as fd:
-            fcntl.flock(fd, fcntl.LOCK_SH)  # nobody looks for abandoned directories between the two
+            fcntl.flock(fd, fcntl.LOCK_SH)  # nobody removes abandoned directories until the new one is locked
             os.mkdir(self.path, 0o700)
             self._lock_fd = os.open(self.path, _DIRECTORY)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
         mount(self.path, top, None, MS_BIND)
         self.directory = top
-        self.root = f"{top}/forkwise"  # a name by which sandboxes know that all of it is to be covered
+        self.root = f"{top}/forkwise"  # sandboxes cover a directory of this name completely
 
     def remove(self) -> None:
         """Remove the directory."""
@@ -338,7 +338,7 @@ async def _serve(program: _NodeProgram) -> None:
 
 
 def _enter_namespace() -> None:
-    """Enter a mount namespace, of which nobody else sees the mounts."""
+    """Enter a mount namespace whose mounts no other process sees."""
     if namespace.may_mount():
         unshare(CLONE_NEWNS)
         mount("none", "/", None, MS_REC | MS_PRIVATE)
@@ -349,7 +349,7 @@ def _enter_namespace() -> None:
 def main() -> None:
     """Serve the requests on stdin until its end."""
     answer_fd = os.dup(1)
-    os.dup2(2, 1)  # whatever prints, prints to the worker's log
+    os.dup2(2, 1)  # anything printed goes to the worker's log
     warnings.simplefilter("ignore")
     try:
         _enter_namespace()

@@ -1,7 +1,7 @@
 """NodeRequest: one attempt as it is sent to a node, and the frames in which a node process answers.
 
-Requests are pickled, because they come from the user's own process. What comes back is JSON: it was made of files and
-output of a sandbox, and nothing of it is executed.
+Requests are pickled, because they come from the user's own process. Answers are JSON, because they contain files and
+output of a sandbox, and nothing in them may be executed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _LARGEST_FRAME = 256 << 20
 class NodeRequest:
     """An attempt: the workspace it sees, what it runs there, how it is confined, and the tests that judge it.
 
-    ``workspace`` is the path at which the command sees the files, ``snapshot`` is what they are at first, in the store
-    ``location`` (None is the store of the cluster), encrypted by ``key``; ``owner`` is that of the delta. ``function``
-    is pickled. ``exchange`` are the files by which the command and forkwise exchange data, which the variables name as
-    if in ``exchange_directory``. ``tests`` are pairs of an evaluator and its baseline. With ``must_change`` an attempt
-    that changed nothing is not tested.
+    ``workspace`` is the path at which the command sees the files. ``snapshot`` names their initial content in the store
+    ``location`` (None is the store of the cluster), encrypted with ``key``; ``owner`` is that of the delta.
+    ``function`` is pickled. ``exchange`` are the files through which the command and forkwise exchange data;
+    environment variables name them as if they were in ``exchange_directory``. ``tests`` are pairs of an evaluator and
+    its baseline. With ``must_change`` an attempt that changed nothing is not tested.
     """
 
     version: str
@@ -116,11 +116,11 @@ def _read_exactly(fd: int, size: int) -> bytes | None:
 
 
 def parse_answer(data: bytes) -> dict[str, Any]:
-    """Parse the JSON of a node's answer. Raises NodeError if it has another form."""
+    """Parse the JSON of a node's answer. Raises NodeError if it is malformed."""
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise NodeError(f"a node sent an answer that is not JSON: {str(error)[:100]}") from error
     if not isinstance(answer, dict):
-        raise NodeError("a node sent an answer that is not an object of JSON")
+        raise NodeError("a node sent an answer that is not a JSON object")
     return answer

@@ -26,7 +26,7 @@ _connected: dict[str, RayCluster] = {}
 
 
 class RayCluster:
-    """A connection to a cluster of Ray; a process has one at a time.
+    """A connection to a Ray cluster; a process has one at a time.
 
     ``address`` is ``ray://HOST:PORT`` (Ray's client), ``HOST:PORT`` for a process on one of the nodes, or ``local`` for
     a cluster of this machine alone, which is started now and ends with this process.
@@ -35,7 +35,7 @@ class RayCluster:
     def __init__(self, address: str) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        if address == "local":  # otherwise Ray takes the address of another interface for 127.0.0.1
+        if address == "local":  # otherwise Ray uses the address of another interface instead of 127.0.0.1
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         self.address = address
         try:
@@ -89,7 +89,7 @@ class RayCluster:
         ).remote()
 
     def ask(self, reference: Any) -> Any:
-        """Wait for an answer. Raises NodeError if the cluster does not give one."""
+        """Wait for an answer. Raises NodeError if the cluster does not send one."""
         try:
             return self.ray.get(reference)
         except self.ray.exceptions.RayError as error:

@@ -46,7 +46,7 @@ __all__ = ["RayRunner"]
 _FRESH_S = 5.0
 _MAX_PARALLEL = 1000
 _MAX_OUTCOMES = 200_000
-_KEPT_S = 60.0  # an end is in the ledger by then
+_KEPT_S = 60.0  # after this time an end is in the ledger
 
 
 class RayRunner(Runner):
@@ -61,7 +61,8 @@ class RayRunner(Runner):
     None for Ray's own object store. ``key`` is that of the store. Each node keeps at most ``max_cache_bytes`` of
     unpacked snapshots. The other arguments are those of SandboxRunner. Nodes need the same version of forkwise.
 
-    If this process is killed, jobs run on for an hour, and a process that resumes the fork gets their ends.
+    If this process is killed, jobs keep running for up to an hour, and a process that resumes the fork receives their
+    results.
     """
 
     max_parallel = _MAX_PARALLEL
@@ -203,7 +204,7 @@ class RayRunner(Runner):
 
 
 class _Session:
-    """The supervisor of a workspace, its store, and what this process has there."""
+    """The supervisor of a workspace, its store, and this process's snapshots and attempts there."""
 
     def __init__(self, cluster: RayCluster, name: str, location: str | None, key: bytes | None) -> None:
         self.cluster = cluster
@@ -260,9 +261,9 @@ class _Session:
             self._remove_abandoned()
 
     def _remove_abandoned(self) -> None:
-        """Remove from the store what killed processes left of this workspace, unless attempts of it are known still.
+        """Remove what killed processes left in the store for this workspace, unless its attempts are still known.
 
-        What is removed was listed before the attempts were, so it belongs to none that began meanwhile.
+        The store is listed before the attempts are, so nothing of an attempt that began meanwhile is removed.
         """
         if self.shared_location is None:
             return
@@ -351,7 +352,7 @@ def _list_conflicts(branch: Branch) -> set[str]:
 
 
 def _parse_end(end: Mapping[str, Any]) -> RunEnd:
-    """Build the end of a job from a node's JSON. Raises NodeError if it has another form."""
+    """Build the end of a job from a node's JSON. Raises NodeError if it is malformed."""
     ending = end.get("ending")
     if ending not in get_args(Ending):
         raise NodeError(f"a node sent an unknown end of an attempt: {str(ending)[:40]!r}")
@@ -399,7 +400,7 @@ def _parse_reports(reports: Any) -> tuple[TestReport | None, ...]:
         try:
             parsed = TestReport.from_json(report)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise NodeError(f"a node sent a test report in another form: {str(error)[:100]}") from error
+            raise NodeError(f"a node sent a malformed test report: {str(error)[:100]}") from error
         if isinstance(outcomes, dict) and len(outcomes) <= _MAX_OUTCOMES:
             parsed = replace(parsed, outcomes={str(k): v for k, v in outcomes.items() if v in get_args(Outcome)})
         found.append(parsed)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["RayBackend", "Supervisor", "examine_node"]
 
 _IDLE_S = 300.0  # without attempts and questions
-_ORPHANED_S = 3600.0  # how long attempts run on whose user's process asks no more
+_ORPHANED_S = 3600.0  # how long attempts keep running after the user's process stopped asking
 _KEPT_S = 86400.0  # how long an end is kept for a process that resumes
-_WAIT_S = 120.0  # each question costs both sides time, and a thousand attempts may be waited for
+_WAIT_S = 120.0  # long, because each call costs both sides time, and a thousand attempts may be waited for
 _MAX_OUTPUT = 8 << 20
 _PIECE = 1 << 16
 _CONCURRENT = 10_000
@@ -47,7 +47,7 @@ class _Entry:
     """One attempt: its task, its output so far, and its end."""
 
     ref: Any = None
-    runs: list[str] = field(default_factory=list)  # of which the last one counts
+    runs: list[str] = field(default_factory=list)  # the last one counts
     node: str = ""
     pieces: list[tuple[str, bytes]] = field(default_factory=list)
     first: int = 0  # how many pieces were dropped
@@ -87,13 +87,13 @@ class Supervisor:
     async def start(self, key: str, request: bytes, options: Mapping[str, Any], token: str) -> Any:
         """Submit an attempt, unless it is known, and return the first news of it, as ``wait`` does.
 
-        ``token`` is that of a ``cancel`` which may have overtaken this call.
+        ``token`` is the same as in ``cancel``, which may have overtaken this call.
         """
         if key not in self._entries and token in self._cancelled:
             return 0, [], _CANCELLED, ""
         if key not in self._entries:
             entry = self._entries[key] = _Entry()
-            if self._task is None:  # each new one would be sent to all nodes, and get workers of its own
+            if self._task is None:  # create it once: each new one would be sent to all nodes, and get its own workers
                 ray = _load_ray()
                 self._task = ray.remote(run_attempt)
                 self._own = ray.get_runtime_context().current_actor
@@ -121,7 +121,7 @@ class Supervisor:
         entry.wake()
 
     async def begin(self, key: str, run: str, node: str) -> None:
-        """Note that an attempt begins on a node; a further time after its node was lost."""
+        """Note that an attempt begins on a node, for the first time or again after its node was lost."""
         entry = self._entries.get(key)
         if entry is None or run in entry.runs:
             return
@@ -178,14 +178,14 @@ class Supervisor:
                 del self._entries[key]
 
     async def list_attempts(self) -> dict[str, tuple[str, int, bool]]:
-        """Return the node, the number of starts and whether it has ended, of each attempt."""
+        """Return, for each attempt, the node, the number of starts, and whether it has ended."""
         self._touch()
         return {key: (one.node, len(one.runs), one.end is not None) for key, one in self._entries.items()}
 
     # The store
 
     async def put_object(self, path: str, data: bytes, *, only_new: bool = False) -> bool:
-        """Store bytes; return False if the path exists and may not."""
+        """Store bytes; with ``only_new``, return False if the path exists already."""
         self._touch()
         if only_new and path in self._objects:
             return False
@@ -217,7 +217,7 @@ class Supervisor:
             self._watch = asyncio.create_task(self._watch_time())
 
     async def _watch_time(self) -> None:
-        """Cancel what nobody asks for any more, and end this actor when it has nothing to do."""
+        """Cancel attempts that nobody asks about any more, and end this actor when it has nothing to do."""
         ray = _load_ray()
         while True:
             await asyncio.sleep(10.0)
@@ -306,7 +306,7 @@ def run_attempt(key: str, request: bytes, supervisor: Any) -> bytes:
 
 
 class _Output:
-    """Sends output to the supervisor, the next piece when the last one has arrived."""
+    """Sends output to the supervisor, each piece once the one before it has arrived."""
 
     def __init__(self, supervisor: Any, key: str, run: str, node: str) -> None:
         self._supervisor = supervisor

@@ -2,7 +2,8 @@
 
 Files in the user's own configuration directory may. Those of a workspace come with the workspace, and an attempt may
 have written them: they may only narrow rights, until the user has accepted that very content (trust.py). The same holds
-for a user's file that is itself inside the workspace, because the home directory is the workspace, or by a link.
+for a user's file that is itself inside the workspace: the home directory may be the workspace, or a link may lead
+there.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class GcLimits:
     """What the automatic garbage collection keeps, in seconds and bytes.
 
     Undo records and forks older than ``max_age`` are removed. If the state takes more than ``max_size``, the oldest
-    ones are, but none younger than ``min_age``.
+    ones are removed too, but none younger than ``min_age``.
     """
 
     max_age: float | None = None
@@ -37,7 +37,7 @@ class GcLimits:
 
 
 def read_gc_limits(workspace: Path) -> GcLimits:
-    """Read the limits. Without a file that the user alone can change there are none. Raises ConfigError."""
+    """Read the limits; there are none unless the user has the file and alone can change it. Raises ConfigError."""
     file = read_user_config(SETTINGS, workspace)
     table = {} if file is None or not file.is_trusted else file.tables.get(_TABLE, {})
     if file is None or not table:

@@ -1,7 +1,7 @@
 """Directories that sandboxes share with the host for speed, from ``[sandbox]`` in ``config.toml``.
 
-They are caches of packages in the home directory, of which a sandbox otherwise has a view of its own. The file of a
-workspace adds to those of the user once it is accepted. Until then it can only leave some of them out.
+They are package caches in the home directory; otherwise a sandbox has its own view of that directory. A workspace's
+file can add to the user's list once it is accepted; until then it can only leave some of them out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _NAME = "shared"
 def read_shared_paths(workspace: Path) -> dict[str, Path]:
     """Return the paths, each with the file that names it. Raises ConfigError.
 
-    Only files that the user alone can change, or has accepted, share anything; a warning names what another one would.
+    Only files that the user alone can change, or has accepted, share anything; a warning names what any other would
+    share.
     """
     user, own = read_user_config(SETTINGS, workspace), read_workspace_config(workspace, SETTINGS)
     shared = {} if user is None or not user.is_trusted else dict.fromkeys(_find(user) or (), user.path)

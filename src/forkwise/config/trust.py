@@ -2,8 +2,8 @@
 
 That directory is outside the workspace and belongs to the user, so that no attempt can write there. One JSON file for
 each configuration file holds the hash of the content that was accepted last, and the limits that the file set when it
-was last used: a limit that disappears from a file stays in force until the user accepts that. A content that was
-accepted before the last one is no longer accepted: otherwise an attempt could restore it.
+was last used: a limit that disappears from a file stays in force until the user accepts that. Content that was accepted
+earlier is no longer accepted: otherwise an attempt could restore it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Acceptances:
         return self._load(path).get("sha256") == sha256
 
     def accept(self, path: Path, sha256: str, limits: Mapping[str, Any] | None = None) -> None:
-        """Accept a content, and make ``limits`` those in force. Raises ConfigError if that cannot be stored."""
+        """Accept the content with this hash, and put ``limits`` into force. Raises ConfigError if storing fails."""
         self._save(path, {"sha256": sha256, "limits": dict(limits or {})})
 
     def revoke(self, path: Path) -> bool:
@@ -69,7 +69,7 @@ class Acceptances:
         return f"{self._directory}/{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
 
     def _load(self, path: Path) -> dict[str, Any]:
-        """Load a record; an empty one if there is none, or one that another user could have written."""
+        """Load a record; return an empty one if there is none, or if another user could have written it."""
         try:
             record, _ = read_document(self._record_path(path), newest=FORMAT)
         except (OSError, MountError, StateError):

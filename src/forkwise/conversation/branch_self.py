@@ -246,7 +246,7 @@ class BranchSelf(FunctionToolset[Any]):
         self._add_tool()
 
     def _add_tool(self) -> None:
-        # A malformed call is answered each time: the usage limits end a run, not the number of errors.
+        # A malformed call is answered every time: usage limits end a run, not the number of errors.
         self.add_function(self.branch_self, takes_ctx=True, retries=_MAX_RETRIES)
 
     async def for_run(self, ctx: RunContext[Any]) -> BranchSelf:
@@ -321,7 +321,7 @@ class BranchSelf(FunctionToolset[Any]):
             start = talk.conversation.extend(adopted(history))
             self._shared.conversation = talk.conversation
             self._turn = Turn(talk, start, seen=len(history))
-        self._turn.talk.options = options  # those of the present step: toolsets may change between steps
+        self._turn.talk.options = options  # the toolsets of the current step, because they may change between steps
         return self._turn
 
 

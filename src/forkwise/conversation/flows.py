@@ -288,7 +288,7 @@ async def _branches(
 
 
 async def _gather(awaitables: Sequence[Awaitable[T]], at_once: int) -> list[T]:
-    """Await all, ``at_once`` at a time, and return their results. Raise `BranchesFailed` after all if some failed."""
+    """Await all, ``at_once`` at a time, and return their results. If some failed, raise `BranchesFailed` at the end."""
     slots = asyncio.Semaphore(at_once)
 
     async def run(awaitable: Awaitable[T]) -> T:

@@ -97,7 +97,7 @@ def _calls(message: ModelMessage | None) -> tuple[ToolCallPart, ...]:
 def _jump_from(parent: Node | None) -> Node | None:
     """Return the skip pointer for a child of ``parent``.
 
-    It spans the last two jumps if those were equally long, which gives logarithmic paths to any depth.
+    It spans the last two jumps if those were equally long, which makes paths to any depth logarithmic.
     """
     if parent is None:
         return None

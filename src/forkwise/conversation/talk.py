@@ -248,7 +248,7 @@ def current_turn(run_id: str | None = None) -> Turn | None:
 
 
 def text_of(node: Node) -> str:
-    """Return the text of a model message, or the arguments of the call with which the model gave its output."""
+    """Return the text of a model message, or the arguments of the call with which the model returned its output."""
     if not isinstance(node.message, ModelResponse):
         return ""
     text = "\n".join(part.content for part in node.message.parts if isinstance(part, TextPart))
@@ -279,7 +279,7 @@ _VOTES = 3
 class Answer:
     """One of several answers, and its prompt (``asked``).
 
-    ``number`` is the number by which the answer is called, by default its position counted from 1.
+    ``number`` is the number that the judge knows the answer by; the default is its position, counted from 1.
     """
 
     asked: str
@@ -289,7 +289,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Recombined:
-    """Several answers made one. ``winner`` is the index of the chosen answer, if one was chosen.
+    """Several answers combined into one. ``winner`` is the index of the chosen answer, if one was chosen.
 
     ``error`` is the reason why the model gave no verdict; ``text`` then has the answers one after another.
     """
@@ -309,7 +309,7 @@ class _Choice(BaseModel):
 async def recombine(
     method: Recombination, answers: Sequence[Answer], model: Model | str | None, **options: Any
 ) -> Recombined:
-    """Make one answer of several. ``model`` is asked in a separate conversation, without the answers' history.
+    """Combine several answers into one. ``model`` is asked in a separate conversation, without the answers' history.
 
     ``options`` go to the model's runs (``usage``, ``usage_limits`` …). If the model fails or gives no usable verdict,
     the answers are concatenated, and ``error`` has the reason.

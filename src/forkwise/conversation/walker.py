@@ -1,4 +1,4 @@
-"""`Walker`: moves through a conversation from answer to answer; and what is shown of its branches.
+"""`Walker`: moves through a conversation from answer to answer. Also here: texts that show its branches.
 
 The walker stops at model messages, at the root, and at prompts without an answer. It skips the messages between them.
 """

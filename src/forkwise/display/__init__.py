@@ -1,4 +1,4 @@
 """Output for people and programs: text, tables and JSON, the progress of a fork, and external diff tools.
 
-Used by the command line and by the panels; everything below this floor returns values and prints nothing.
+The command line and the panels use it; everything below this floor returns values and prints nothing.
 """

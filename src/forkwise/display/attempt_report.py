@@ -1,7 +1,7 @@
-"""What a report says of a fork and its attempts, as values read from the ledger.
+"""The content of a report on a fork and its attempts, as values read from the ledger.
 
-A page, a summary and a JUnit file are made of these values, and so is what a server sends. Contents that can be large,
-such as diffs and output, are read when they are asked for, one attempt at a time.
+The HTML page, the summary and the JUnit file are built from these values, and so are the pages of the web server.
+Contents that can be large, such as diffs and output, are read on demand, one attempt at a time.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ __all__ = ["AttemptReport", "ForkReport", "TestRow", "read_report"]
 _TAIL = 64 << 10  # bytes of output that are read
 _MAX_ROWS = 200  # tests in the matrix
 
-#: What a test did in an attempt, compared with the base.
+#: The outcome of a test in an attempt, compared with the base.
 TestMark = Literal["fixed", "broken", "still failing", "own test fails", "passed", "failed", "skipped", "missing", ""]
 
 
 @dataclass(frozen=True)
 class AttemptReport:
-    """One attempt: its record, its tests, and what is kept of its changes and output."""
+    """One attempt: its record, its tests, and the stored part of its changes and output."""
 
     ledger: Ledger = field(repr=False)
     row: Row
     steps: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
-    """What its agent did, as the ledger has it; empty if it is no agent, or one whose output says nothing of it."""
+    """The agent's steps, as stored in the ledger; empty if no agent ran, or if its output does not report steps."""
 
     @property
     def record(self) -> AttemptRecord:
@@ -52,7 +52,7 @@ class AttemptReport:
 
     @property
     def has_steps(self) -> bool:
-        """Whether its steps say what it did: something else than that its output cannot be read."""
+        """Whether it has steps worth showing, besides a note that its output cannot be parsed."""
         return any(step.get("kind") != "note" for step in self.steps)
 
     @property
@@ -87,7 +87,7 @@ class AttemptReport:
             return {}
 
     def read_changes(self) -> StoredChanges | None:
-        """Return what it changed; None if that was not kept, or is damaged."""
+        """Return its changes; None if they were not stored or are damaged."""
         try:
             return load_changes(self.ledger.fetch_files(self.record.id), self.record.id)
         except LedgerError:
@@ -104,14 +104,14 @@ class AttemptReport:
 
     @property
     def trouble(self) -> str:
-        """Why its tests say nothing: what tampered with them, or what is in doubt; empty if nothing is."""
+        """The reason why its test results cannot be trusted: tampering, or a doubt; empty if they can."""
         tests = self.tests
         if tests is None or tests.doubt is None:
             return ""
         return tests.doubt.removeprefix("tampered with: ") if tests.is_tampered else tests.doubt
 
     def mark_test(self, name: str) -> TestMark:
-        """Return what a test did in this attempt."""
+        """Return the outcome of a test in this attempt, compared with the base."""
         if self.tests is None:
             return ""
         if found := self._marks.get(name):
@@ -141,7 +141,7 @@ class AttemptReport:
 
 @dataclass(frozen=True, slots=True)
 class TestRow:
-    """A test in the matrix: its id, and what it did in each attempt that was tested."""
+    """A test in the matrix: its id, and its outcome in each attempt that was tested."""
 
     __test__ = False
 
@@ -165,7 +165,7 @@ class ForkReport:
 
     @property
     def chosen(self) -> AttemptReport | None:
-        """The winner; of a fork that waits for a pick, or was ended without a commit, the best."""
+        """The winner; the best attempt if the fork waits for a pick or ended without a commit."""
         name = self.fork.winner
         if name is None and self.fork.state in ("open", "aborted"):
             name = (self.fork.verdict or {}).get("winner")
@@ -191,7 +191,7 @@ class ForkReport:
 
     @property
     def reason(self) -> str:
-        """Why it was decided so."""
+        """The reason for the decision."""
         fork = self.fork
         resolution, verdict = fork.resolution or {}, fork.verdict or {}
         parts = []
@@ -215,7 +215,7 @@ class ForkReport:
 
     @property
     def usd(self) -> float | None:
-        """What the attempts and the judge cost together, as far as that is known; None if nothing is."""
+        """The total cost of the attempts and the judge, as far as it is known; None if nothing is known."""
         known = [attempt.usd for attempt in self.attempts if attempt.usd is not None]
         judged = ((self.fork.verdict or {}).get("usage") or {}).get("usd")
         known += [float(judged)] if isinstance(judged, int | float) else []
@@ -223,7 +223,7 @@ class ForkReport:
 
     @property
     def states(self) -> dict[str, int]:
-        """How many attempts are in each state."""
+        """The number of attempts in each state."""
         return dict(Counter(str(attempt.record.state) for attempt in self.attempts))
 
     @property
@@ -245,7 +245,7 @@ class ForkReport:
 
 
 def read_report(ledger: Ledger, fork: str) -> ForkReport:
-    """Read a fork for a report; with the forks made inside its attempts."""
+    """Read a fork for a report, including the forks made inside its attempts."""
     record = ledger.fork(fork)
     rows = list(rows_of(ledger, record))
     steps: dict[str, list[dict[str, Any]]] = {}

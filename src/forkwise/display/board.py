@@ -72,7 +72,7 @@ class LogFollower:
         self._unfinished: list[str] = []  # the pieces of a line whose end has not arrived
 
     def lines(self, *, is_over: bool = False) -> Iterator[str]:
-        """Return the complete lines since the last call, without blank ones; if ``is_over``, the unfinished one too."""
+        """Return the complete lines since the last call, except blank ones; if ``is_over``, the unfinished one too."""
         self._offset, chunk = follow_log(self._log_directory, self._attempt, self._offset, tail=_WHOLE_LOG)
         first, *others = self._cleaner.feed(chunk).split("\n")
         self._unfinished.append(first)
@@ -245,7 +245,7 @@ class Board:
                 yield event
 
     def _follow_log(self, event: Event) -> None:
-        """Follow an attempt's log from its start to its end; print the last of it before the event of the end."""
+        """Follow an attempt's log from start to end; print the last lines before the event that reports the end."""
         if self._log_directory is None or event.attempt is None:
             return
         if event.kind == "started" and not self._has_steps(event.attempt):
@@ -255,7 +255,7 @@ class Board:
             del self._followers[event.attempt]
 
     def _has_steps(self, attempt: str) -> bool:
-        """Return whether an attempt prints a stream for programs, whose steps are shown instead."""
+        """Return whether an attempt prints a stream of events, whose steps are shown instead."""
         record = self._ledger.attempt(attempt)
         return has_stream(self._ledger.fork(record.fork), record)
 
@@ -273,7 +273,7 @@ class Board:
             self._output.line(f"{attempt}: {line}")
 
     def _event_line(self, event: Event) -> str:
-        """Format an event as a line, or return nothing if it is not worth one."""
+        """Format an event as a line; return an empty text if it is not worth one."""
         match event.kind:
             case "begun" if event.fork == self._fork:
                 return f"Fork {event.fork}: {event.data['kind']} in {event.data['workspace']}"
@@ -298,7 +298,7 @@ class Board:
             case "opened":
                 return f"{event.fork} waits for a pick"
             case "aborted" if not self._ledger.attempts(event.fork):
-                return f"{event.fork} was aborted before its first attempt"  # the command says why
+                return f"{event.fork} was aborted before its first attempt"  # the command itself prints the reason
             case "aborted":
                 return f"{event.fork} was aborted: {event.data['resolution']['reason']}"
             case "committed" if event.fork == self._fork:
@@ -343,7 +343,7 @@ def _most_important(rows: list[list[str]], state: int, limit: int) -> list[int]:
 
 
 def _shorten_running(columns: list[str], rows: list[list[str]], width: int) -> tuple[list[list[str]], list[int]]:
-    """Shorten what running attempts printed last to one line each, which a reason is not; return rows and heights."""
+    """Shorten the last output of running attempts to one line each, but not reasons; return rows and heights."""
     last, state = len(columns) - 1, columns.index("state")
     rows = [[*row[:last], printable(row[last])] for row in rows]
     room = fit_columns(columns, rows, width, _FIT).get(last, width)
@@ -367,7 +367,7 @@ def _end_line(attempt: AttemptRecord) -> str:
 
 
 def _is_idle(attempt: AttemptRecord) -> bool:
-    """Return whether it is worth saying that an attempt changed nothing: if it did not fail for another reason."""
+    """Return whether to mention that an attempt changed nothing: only if it did not fail for another reason."""
     return bool(attempt.no_change) and (attempt.state == "succeeded" or attempt.reason == "no change")
 
 
@@ -378,7 +378,7 @@ def _files_text(attempt: AttemptRecord) -> str:
 
 
 def tests_text(attempt: AttemptRecord) -> str:
-    """Format how many tests passed of those that ran."""
+    """Format the number of tests that passed and that ran."""
     tests = attempt.tests
     if tests is None:
         return ""
@@ -387,7 +387,7 @@ def tests_text(attempt: AttemptRecord) -> str:
 
 
 def _test_notes(attempt: AttemptRecord) -> list[str]:
-    """Describe what an attempt fixed and broke, unless its reason says so, and which tests it changed."""
+    """Describe which tests an attempt fixed and broke, unless its reason says so already, and which ones it changed."""
     tests = attempt.tests or {}
     notes = []
     if tests.get("comparison") and attempt.reason is None:
@@ -405,7 +405,7 @@ def _cost_text(attempt: AttemptRecord) -> str:
 
 
 def sum_costs(attempts: Iterable[AttemptRecord]) -> dict[str, Any]:
-    """Return the cost of attempts together; ``unpriced`` is the number of those that used tokens of unknown price."""
+    """Return the total cost of attempts; ``unpriced`` is the number of those whose tokens have no known price."""
     total: dict[str, Any] = {}
     for cost in (attempt.cost or {} for attempt in attempts):
         for name in ("usd", "input_tokens", "output_tokens"):
@@ -417,7 +417,7 @@ def sum_costs(attempts: Iterable[AttemptRecord]) -> dict[str, Any]:
 
 
 def cost_text(cost: Mapping[str, Any]) -> str:
-    """Format what an attempt cost, or several: in dollars, or else in tokens; empty if neither is known.
+    """Format the cost of one or several attempts: in dollars, or else in tokens; empty if neither is known.
 
     >>> cost_text({"usd": 0.0228, "input_tokens": 4800}), cost_text({"input_tokens": 4800, "output_tokens": 180})
     ('$0.02', '5.0k tokens')
@@ -431,7 +431,7 @@ def cost_text(cost: Mapping[str, Any]) -> str:
 
 
 def usage_text(verdict: Mapping[str, Any]) -> str:
-    """Format what the judge of a fork has used, as its verdict records it; empty if it was no model.
+    """Format what the judge of a fork has used, as its verdict records it; empty if it was not a model.
 
     >>> usage_text({"usage": {"requests": 2, "input_tokens": 900, "output_tokens": 50, "usd": 0.0012}})
     '2 requests, 950 tokens, $0.0012'

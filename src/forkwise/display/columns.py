@@ -15,7 +15,7 @@ GAP = 2
 
 _MIN_SHORTENED = 10
 _MIN_WRAPPED = 12
-_NARROWEST = 6  # of a wrapped column, once nothing else can give way
+_NARROWEST = 6  # width of a wrapped column when nothing else can be made narrower
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def fit_columns(
 
 
 def _share(least: dict[int, int], natural: dict[int, int], width: int) -> dict[int, int]:
-    """Widen columns towards their natural width, evenly, as far as there is room."""
+    """Widen columns evenly towards their natural width, as far as there is room."""
     chosen = dict(least)
     room = width - _sum_widths(chosen)
     while room > 0 and (narrow := [i for i in chosen if chosen[i] < natural[i]]):

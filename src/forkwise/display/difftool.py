@@ -128,7 +128,7 @@ def _path_or_null(path: Path) -> Path:
 
 
 def tool_process(words: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
-    """Return the words and the environment (None: this process's) with which to start a command of a diff tool.
+    """Return the words and the environment (None for this process's) with which to start a diff tool's command.
 
     The branch, or an earlier one, may have written the configuration of the repository: git must not read it.
     """

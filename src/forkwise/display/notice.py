@@ -1,7 +1,7 @@
 """A notice on the terminal that something long is over: the bell, and OSC 9, which many terminals show on the desktop.
 
-Its text consists of forkwise's own words and of ids. Nothing that comes out of a workspace is in it, because terminals
-act on such sequences.
+Its text consists of forkwise's own words and of ids, and of nothing from a workspace: terminals interpret the sequence,
+so foreign text could inject commands.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LONGEST = 100
 
 
 class TerminalNotice:
-    """A notice that is sent if at least ``delay_s`` seconds have passed since it was created; None is never."""
+    """A notice that is sent if at least ``delay_s`` seconds have passed since its creation; None means never."""
 
     def __init__(self, delay_s: float | None) -> None:
         self._due = None if delay_s is None else time.monotonic() + delay_s

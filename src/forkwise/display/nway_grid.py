@@ -131,7 +131,7 @@ def _without_overlap(choice: Choice | None, own: Sequence[Hunk]) -> frozenset[Hu
 def _build_shared(
     alignment: Alignment, start: int, stop: int, columns: int, *, is_first: bool = False, is_last: bool = False
 ) -> list[GridRow]:
-    """Build the lines that all versions share; only those next to a region are shown."""
+    """Build the rows for lines that all versions share; only those next to a region are shown."""
     lines = [_format_line(line) for line in alignment.base[start:stop]]
     top, bottom = (0 if is_first else _CONTEXT), (0 if is_last else _CONTEXT)
     if len(lines) > top + bottom + 1:

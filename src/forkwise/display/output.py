@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 FOUND_WORKSPACE = "forkwise.workspace"
-"""The key, in the context of a command, of a workspace that was not named but found."""
+"""The key in a command's context for a workspace that was found rather than named."""
 
 MARKS = {"added": "+", "changed": "~", "deleted": "-"}
 STYLES = {"added": "green", "changed": "yellow", "deleted": "red"}
@@ -202,7 +202,7 @@ def _coloured_pager() -> Iterator[None]:
     """Let less and lv show colours while the block runs; by default they print escape codes as text."""
     before = {name: os.environ.get(name) for name in ("LESS", "LV")}
     less = before["LESS"]
-    # An R after other letters may belong to the text of an option, such as a prompt.
+    # An R after other letters may be part of an option's argument, such as a prompt string.
     os.environ["LESS"] = f"-R {less}" if less else "FRX"
     os.environ.setdefault("LV", "-c")
     try:

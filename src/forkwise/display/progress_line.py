@@ -1,7 +1,8 @@
-"""The progress of long work: one line on the terminal, which is gone when the work is done.
+"""The progress of long work: one line on the terminal, which disappears when the work is done.
 
-Only a terminal shows it, on stderr, and only work that takes a second or more. A thread draws the line while there is
-work, and only then: a process with a second thread cannot enter a namespace. rich is imported when the line is drawn.
+It is shown only if stderr is a terminal, and only for work that takes a second or more. A thread draws the line, and
+runs only while there is work: a process with a second thread cannot enter a namespace. rich is imported when the line
+is drawn.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def format_work(work: Work, now: float) -> str:
 
 
 class WorkList:
-    """Listens to work, and lists what is in progress for longer than a moment."""
+    """Tracks pieces of work, and reports those that have been in progress for a while."""
 
     def __init__(self) -> None:
         self._active: list[Work] = []
@@ -69,7 +70,7 @@ class WorkList:
         return not self._active
 
     def describe(self) -> str:
-        """Return a line about the newest work that is in progress for a second or more; empty if there is none."""
+        """Return a line about the newest work that has taken a second or more; empty if there is none."""
         now = time.monotonic()
         with self._lock:
             shown = [work for work in self._active if now - work.started >= _SHOWN_AFTER_S]
@@ -146,5 +147,5 @@ class ProgressLine(WorkList):
             console = Console(stderr=True, highlight=False, markup=False, emoji=False)
             self._live = Live(line, console=console, auto_refresh=False, transient=True, redirect_stdout=False)
             self._live.start()
-            console.show_cursor(True)  # a killed process could not show it again
+            console.show_cursor(True)  # if the cursor were hidden, a killed process could not show it again
         self._live.update(line, refresh=True)

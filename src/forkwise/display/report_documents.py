@@ -1,7 +1,7 @@
-"""The documents of a report: a page, a Markdown summary, JUnit of the winner and JSON, written to one directory.
+"""The documents of a report: an HTML page, a Markdown summary, the winner's JUnit XML, and JSON, in one directory.
 
-The directory is opened before anything runs, and files in it are replaced by renames: a winner that puts a symbolic
-link in its place redirects nothing.
+The directory is opened before anything runs, and files in it are replaced by renames, so that a winner cannot redirect
+them by putting a symbolic link in its place.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FORMAT = 1
 
 
 class ReportDirectory:
-    """A directory for the documents of a report. Creating it makes the directory; raises OSError if that fails."""
+    """A directory for the documents of a report. The constructor creates it, and raises OSError if that fails."""
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def build_junit(report: ForkReport) -> str:
-    """Format the tests of the winner as JUnit's XML. Without a winner, one case fails and says why."""
+    """Format the tests of the winner as JUnit XML. Without a winner, there is one failed test case with the reason."""
     chosen = report.chosen
     suite = ElementTree.Element("testsuite", name=_xml(f"forkwise {report.fork.kind} {report.fork.id}"))
     if chosen is None:
@@ -266,7 +266,7 @@ def _add_cases(suite: ElementTree.Element, attempt: AttemptReport) -> None:
         _add_case(suite, "forkwise", f"{attempt.record.id} won; no tests were requested", "passed")
         return
     messages = {failure.name: failure.message for failure in tests.failures}
-    # Runners name a test in its output and in its report differently; the last part is the same.
+    # Runners name a test differently in their output and in their report; only the last part is the same.
     by_end = {name.rpartition("::")[2]: message for name, message in messages.items()}
     outcomes: Mapping[str, str] = attempt.outcomes or {failure.name: failure.kind for failure in tests.failures}
     for number, (name, outcome) in enumerate(outcomes.items()):
@@ -276,7 +276,7 @@ def _add_cases(suite: ElementTree.Element, attempt: AttemptReport) -> None:
         group, _, own = name.rpartition("::")
         _add_case(suite, group, own, outcome, message.partition("\n")[0], message)
     if not attempt.outcomes and tests.passed:
-        _add_case(suite, "forkwise", f"tests that the runner does not name: {tests.summary}", "passed")
+        _add_case(suite, "forkwise", f"tests without names in the runner's output: {tests.summary}", "passed")
     if not len(suite) or tests.doubt is not None:
         how = "passed" if tests.is_pass else "failed"
         _add_case(suite, "forkwise", f"test command: {tests.summary}", how, tests.doubt or "", tests.output)

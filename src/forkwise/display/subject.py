@@ -1,4 +1,4 @@
-"""The subject of a fork: what its spec says of agents, prompts and variables, without known secrets."""
+"""The subject of a fork: the agents, prompts and variables of its spec, without known secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST_SUBJECT = 500
 
 
 def spec_record(fork: ForkRecord) -> dict[str, Any]:
-    """Return the spec of a fork as a JSON value, without known secrets and those among its variables."""
+    """Return the spec of a fork as a JSON value, without known secrets and without those in its variables."""
     record: dict[str, Any] = build_redactor(fork.spec).redact_data(fork.spec)
     return record
 
@@ -40,7 +40,7 @@ def find_prompts(fork: ForkRecord, attempt: AttemptRecord | None = None) -> list
 
 
 def format_subject(fork: ForkRecord, label: str | None) -> str:
-    """Return what a fork is about, for a list: the agents and the first prompt, or else the label of an attempt."""
+    """Describe a fork in a list: by its agents and the first prompt, or else by the label of an attempt."""
     prompts = fork.spec.get("prompts")
     agents = ", ".join(find_agents(fork))
     if not agents or not isinstance(prompts, list | tuple) or not prompts or not isinstance(prompts[0], str):
@@ -50,7 +50,7 @@ def format_subject(fork: ForkRecord, label: str | None) -> str:
 
 
 def has_stream(fork: ForkRecord, attempt: AttemptRecord) -> bool:
-    """Return whether an attempt prints a stream for programs, whose steps are shown instead of its output."""
+    """Return whether an attempt prints a stream of events, whose steps are shown instead of its output."""
     variants = _variants_of(fork)
     is_known = attempt.variant is not None and 0 <= attempt.variant < len(variants)
     return is_known and bool(variants[attempt.variant or 0].get("stream"))
@@ -62,7 +62,7 @@ def _variants_of(fork: ForkRecord) -> list[dict[str, Any]]:
 
 
 def build_redactor(spec: object) -> Redactor:
-    """Return what removes known secrets, and the values of the variables in the spec of a fork."""
+    """Return a redaction that removes known secrets and the values of the variables in a fork's spec."""
     given: list[Any] = []
     if isinstance(spec, dict):
         variants = spec.get("variants")

@@ -22,7 +22,7 @@ class BestOfN(Pattern):
     A task is called with its directory and its number, a candidate of a list with its directory. Both return
     ``(success, score)``, or a value that is true if they succeeded. The score comes from ``evaluate`` if given, else
     from the return value, else from ``scores``, which has one for each candidate; the default is 1. With a ``judge``,
-    the tests come first; the judge compares every two of the attempts that the tests leave level.
+    the tests come first; the judge then compares each pair of attempts with equal test results.
     """
 
     kind: ClassVar[str] = "best-of"

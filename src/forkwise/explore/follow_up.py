@@ -1,6 +1,6 @@
-"""FollowUp: one more attempt on top of the changes of an earlier one, with what people said about them as feedback.
+"""FollowUp: one more attempt on top of the changes of an earlier one, with people's comments as feedback.
 
-It is a fork of its own, so that it is compared, picked and aborted as every other fork; the earlier one stays as it is.
+It is in a fork of its own, so that it is compared, picked and aborted like any other; the earlier fork is not changed.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ async def follow_up(
 ) -> SpeculationOutcome:
     """Run the candidate of an attempt once more, on top of what it changed, with comments on it as feedback.
 
-    The comments are those on the attempt in the ledger that no earlier follow-up was given, and ``text``. The result
-    waits for a pick. Raises LedgerError if there is nothing to say, or if the attempt's command is not stored.
+    The comments are those in the ledger that no earlier follow-up got, and ``text``. The result waits for a pick.
+    Raises LedgerError if there are no comments, or if the attempt's command is not stored.
     """
     workspace = workspace if isinstance(workspace, Workspace) else await run_in_thread(Workspace, workspace)
     with open_ledger(workspace) as ledger:
@@ -108,8 +108,7 @@ def prepare_follow_up(ledger: Ledger, attempt: str, text: str = "") -> tuple[Rec
         recipe = Recipe.from_json(fork.spec)
     except LedgerError as error:
         raise LedgerError(
-            f"{record.id} was started by a program, and its command is not stored: only that program can give it "
-            "another turn"
+            f"{record.id} was started by a program, and its command is not stored: only that program can run it again"
         ) from error
     comments = find_unsent(ledger, record)
     if not comments and not text.strip():
@@ -142,7 +141,7 @@ def _build_recipe(recipe: Recipe, record: AttemptRecord, said: str) -> Recipe:
 
 
 class _Watcher:
-    """Records in the ledger which fork follows up on an attempt, and passes on what it observes."""
+    """An observer that records in the ledger which fork follows up on an attempt, and forwards its callbacks."""
 
     def __init__(self, ledger: Ledger, note: Mapping[str, Any], observer: Observer | None) -> None:
         self._ledger = ledger
@@ -167,7 +166,7 @@ def find_follow_ups(ledger: Ledger, fork: str) -> list[dict[str, Any]]:
 
 
 def find_unsent(ledger: Ledger, attempt: AttemptRecord) -> list[dict[str, Any]]:
-    """Return the comments on an attempt that no follow-up was given yet."""
+    """Return the comments on an attempt that no follow-up has received yet."""
     sent = {name for note in find_follow_ups(ledger, attempt.fork) for name in note.get("comments") or ()}
     found = ledger.find_comments(attempt.fork)
     return [one for one in found if one.get("attempt") == attempt.id and one.get("id") not in sent]
@@ -203,8 +202,8 @@ def format_comments(comments: Sequence[Mapping[str, Any]]) -> str:
 def build_on(base: str, parent: Parent, name: str) -> Branch:
     """Create a branch ``name`` of ``parent`` with the changes of the attempt ``base``.
 
-    They are copied from its branch or, if that is gone, from what the ledger has of them. Raises BranchError if they
-    are not complete there, or if the same files were changed since.
+    They are copied from its branch or, if that is gone, from the ledger. Raises BranchError if the ledger does not have
+    all of them, or if the same files were changed since.
     """
     workspace = parent.workspace
     with open_ledger(workspace) as ledger:

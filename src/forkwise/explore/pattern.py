@@ -119,9 +119,9 @@ class SpeculationResult:
 class SpeculationOutcome:
     """The outcome of a pattern: the winner and whether it was committed. ``fork`` is the fork's id in the ledger.
 
-    ``note`` says what the workspace's own filesystem cannot do for it (BranchFS, DaxFS); it is empty otherwise.
-    ``warnings`` say what to know before relying on it, such as a judge that failed. If that left the choice between
-    equal attempts open, the outcome is ``undecided``: nothing is committed, and the fork waits for a pick.
+    ``note`` says what the workspace's own filesystem (BranchFS, DaxFS) does not support; it is empty otherwise.
+    ``warnings`` are reasons not to rely on the outcome, such as a judge that failed. If a failed judge left equal
+    attempts, the outcome is ``undecided``: nothing is committed, and the fork waits for a pick.
     """
 
     winner: SpeculationResult | None = None
@@ -164,8 +164,8 @@ class Search:
     """The forks of one run of a pattern, as an async context manager.
 
     ``how`` and ``detail`` are recorded in the ledger and say how the winner was found. ``holds`` says that the user
-    picks the winner later. ``stopped`` is the reason why no further attempts are to be made, by one of ``stop_rules``.
-    ``undecided`` says that a judge failed on which the decision depended, so that a person has to pick.
+    picks the winner later. ``stopped`` is the reason why one of ``stop_rules`` ended the search. ``undecided`` says
+    that the decision depended on a judge that failed, so that the user has to pick.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Search:
         return attempts
 
     async def _compare(self, attempts: Sequence[Attempt]) -> None:
-        """Replace the scores that can be known only when all of a group have ended."""
+        """Replace the scores that depend on all attempts of a group, once all of them have ended."""
         evaluator = self.fork.settings.evaluator
         if evaluator is None or len(attempts) < 2:
             return
@@ -249,7 +249,7 @@ class Search:
                 self.stopped = self.detail["stopped"] = reason
 
     def _note_budget(self) -> None:
-        """Stop the search if its time or money is used up. Attempts that had ended were judged before."""
+        """Stop the search if its time or money is used up. Attempts that ended before were already judged."""
         reason = self.fork.time_budget.reason or self.fork.spend_budget.reason
         if reason is not None and self.stopped is None:
             self.stopped = self.detail["stopped"] = reason
@@ -257,7 +257,7 @@ class Search:
             self.warn(f"{reason}: {ended} of {len(self.attempts)} attempts were stopped or not started")
 
     def warn(self, message: str) -> None:
-        """Warn of something that a person should know before relying on the outcome, which has it as well."""
+        """Issue a warning that the user should read before relying on the outcome, and add it to the outcome."""
         if message not in self.warnings:
             self.warnings.append(message)
             warnings.warn(message, ForkwiseWarning, stacklevel=3)
@@ -270,9 +270,9 @@ class Search:
                 warnings.warn(doubt, ForkwiseWarning, stacklevel=2)
 
     def select_best(self, attempts: Sequence[Attempt]) -> Attempt | None:
-        """Return the successful attempt with the highest scores, the first of equals; None without a success.
+        """Return the successful attempt with the highest scores, the first of equals; None if none succeeded.
 
-        ``how`` becomes what decided: a criterion of the evaluator, the order of equal attempts, or the lack of others.
+        Sets ``how`` to what decided: a criterion of the evaluator, the order of equal attempts, or the lack of others.
         """
         successes = [attempt for attempt in attempts if attempt.success]
         best = max(successes, key=lambda a: a.rank, default=None)
@@ -292,7 +292,7 @@ class Search:
     async def inside(self, attempt: Attempt) -> Fork:
         """Return the fork inside ``attempt``; start it on the first call.
 
-        Raises BranchError on DaxFS if the user picks the winner: the inner winner is committed before that.
+        Raises BranchError on DaxFS if the user picks the winner, because the inner winner is committed before that.
         """
         if self._holds and attempt.own_branch.view_kind.ends_chain:
             raise BranchError(
@@ -315,7 +315,7 @@ class Search:
         return fork
 
     async def accept(self, winner: Attempt) -> bool:
-        """Return whether an attempt of the outermost fork still passes its tests on what is in the workspace by now.
+        """Return whether an attempt of the outermost fork still passes its tests on the workspace's current files.
 
         An attempt that does not is a failure from then on, and the pattern continues without it.
         """
@@ -327,7 +327,7 @@ class Search:
         return True
 
     async def reject(self, winner: Attempt, error: RetestError) -> None:
-        """Record that a winner failed its retest, and with it what is inside the same attempt of the outermost fork."""
+        """Record that a winner failed its retest, and with it everything inside its attempt of the outermost fork."""
         outermost = self._find_outermost(winner)
         for attempt in self.attempts:
             if attempt is winner or self._find_outermost(attempt) is outermost:
@@ -336,7 +336,8 @@ class Search:
     async def commit(self, winner: Attempt) -> Commit:
         """Commit a winner up to the outermost fork's parent, and drop all other attempts.
 
-        Raises RetestError, with the outermost fork undecided, if the winner fails on what is in the workspace by now.
+        Raises RetestError, with the outermost fork undecided, if the winner fails on top of the workspace's current
+        files.
         """
         outermost = await self._commit_inside(winner)
         await self.fork.prepare(outermost)
@@ -452,12 +453,12 @@ class Pattern(ABC):
 
     ``stop_when`` is ``"all-green"``, ``"no-gain:3"`` or ``"cost:2.50"`` (US dollars), or several in a list: then no
     further attempts are made. ``time_budget`` is the running time in seconds of all candidates together, without their
-    tests: when it is used up, those that run are ended. ``spend_limits`` does the same for what agents cost.
-    ``provider_rules`` say how many agents use a provider at once, and what happens to those that it refuses for now.
+    tests: when it is used up, running candidates are stopped. ``spend_limits`` does the same for what agents cost.
+    ``provider_rules`` say how many agents may use a provider at once, and how often a refused one is retried.
 
     ``ignore`` leaves changed paths out of scores, conflicts and the commit, as ``Branch.set_ignore`` does; by default
-    nothing is left out. An attempt that changed nothing else ranks below the others; if ``has_prompt`` says that
-    something was to be done, it fails. ``allow_empty`` turns that off.
+    nothing is left out. An attempt without any other change ranks below the others; with ``has_prompt``, it fails,
+    because it was asked to do something. ``allow_empty`` turns both off.
 
     ``spec`` is stored for resuming the fork after a kill; ``kind`` overrides the pattern's name in the ledger.
     """
@@ -587,7 +588,7 @@ def _find_reason(winner: Attempt, others: Sequence[Attempt], evaluator: Evaluato
         return "only change"
     runner_up = best_rank[1:]
     criteria = () if evaluator is None else evaluator.criteria
-    # An attempt's own score follows the evaluator's. Other numbers of scores cannot be matched with the criteria.
+    # An attempt's own score follows the evaluator's. Any other number of scores cannot be matched with the criteria.
     if len(winner.scores) - len(criteria) not in (0, 1):
         return DEFAULT_CRITERION
     pairs = zip(winner.scores, runner_up, strict=False)

@@ -50,11 +50,11 @@ _ANSWERS = {"0": 0, "a": 0, "first": 0, "1": 1, "b": 1, "second": 1}
 
 
 class CommandJudge:
-    """Compares two directories by running a command with them as its last arguments.
+    """Compares two directories by running a command that gets them as its last arguments.
 
-    The command runs in a sandbox, in a branch of ``parent`` that is dropped afterwards: a judge in the workspace is
-    thus the parent's version, not a candidate's. The last word of its output names the better one: 0, a or first; 1, b
-    or second. Without output, an exit code of 0 or 1 does.
+    The command runs in a sandbox, in a branch of ``parent`` that is dropped afterwards: if the judge is a file of the
+    workspace, the parent's version is used, not a candidate's. The last word of its output names the better one: 0, a
+    or first; 1, b or second. Without output, an exit code of 0 or 1 does.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CommandJudge:
     ) -> None:
         self._argv = tuple(argv)
         self.name = shlex.join(self._argv)
-        if len(self._argv) == 4 and self._argv[:2] == ("sh", "-c"):  # as the command line builds it
+        if len(self._argv) == 4 and self._argv[:2] == ("sh", "-c"):  # the form that the command line builds
             self.name = self._argv[2].removesuffix(' "$@"')
         self._parent = parent
         self._confinement = confinement
@@ -412,9 +412,9 @@ class Recipe:
         return _RunnerByCommand(default, own) if own else default
 
     def list_agents(self) -> list[tuple[str, str]]:
-        """Return the agent and the model of each attempt that is made, if none of them ends the exploration early.
+        """Return the agent and the model of each attempt, assuming that none of them ends the exploration early.
 
-        Attempts on top of others in ``tree`` and ``beam`` are not among them.
+        Attempts on top of others in ``tree`` and ``beam`` are not included.
         """
         counts = {"run": 1, "follow-up": 1, "cascade": sum(self.fan_out), "refine": self.n * self.rounds}
         counts |= dict.fromkeys(("speculate", "tree", "beam"), len(self.variants))

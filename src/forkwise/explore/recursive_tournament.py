@@ -1,4 +1,4 @@
-"""RecursiveTournament: groups of attempts are judged, and what the winners did seeds further attempts."""
+"""RecursiveTournament: groups of attempts are judged, and summaries of the winners seed further attempts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class RecursiveTournament(Pattern):
 
     A task or candidate is called with its directory, its number and the feedback (None at first); a command reads it in
     the file ``$FORKWISE_FEEDBACK``. ``judge`` is called with two directories and returns 0 or 1 for the better one, or
-    is a ``ModelJudge``; without it, the higher scores win. It is asked about attempts that the tests leave level, in
-    both orders; if it contradicts itself, the scores decide. So do they if it raises or returns anything else, which is
-    a warning: an attempt that was preferred neither by the judge nor by its scores is not committed then.
+    is a ``ModelJudge``; without it, the higher scores win. It is asked about attempts with equal test results, in both
+    orders; if it contradicts itself, the scores decide. They also decide, with a warning, if it raises or returns
+    anything else; an attempt that neither the judge nor its scores preferred is then not committed.
     """
 
     kind: ClassVar[str] = "playoff"
@@ -96,7 +96,7 @@ class RecursiveTournament(Pattern):
     async def _refine(
         self, search: Search, seats: list[Attempt], subjects: dict[Attempt, Any], table: _Table
     ) -> list[Attempt]:
-        """Follow each winner with a refined attempt, as far as the budget goes; return the better one of each two."""
+        """Follow each winner with a refined attempt, as far as the budget allows; return the better of each two."""
         made = len(subjects)
         room = len(seats) if self._budget is None else min(len(seats), self._budget - made)
         if search.stopped is not None or room < 1:

@@ -23,8 +23,8 @@ class Refine(Pattern):
 
     A task is called with its directory, its number and the feedback (None in the first round): summaries of the attempt
     that it builds on and of others. A command reads them in the file ``$FORKWISE_FEEDBACK``. The attempts of a round
-    run in branches of the best attempt's branch, and one of them becomes the next base only if it has higher scores.
-    As long as none succeeded, the base is the best failed attempt of which some tests pass, or else the workspace.
+    run in branches of the best attempt's branch, and one of them becomes the next base only if it has higher scores. As
+    long as none succeeded, the base is the best failed attempt that passes some tests, or else the workspace.
     """
 
     kind: ClassVar[str] = "refine"
@@ -77,7 +77,7 @@ class Refine(Pattern):
 
 
 def _is_sound(attempt: Attempt) -> bool:
-    """Return whether an attempt can be built on: a success, or a failure of which only some tests fail."""
+    """Return whether an attempt can be built on: a success, or a failure that passes some tests."""
     if attempt.success or attempt.tests is None or attempt.branch is None:
         return attempt.success
     return attempt.fault is None and attempt.tests.doubt is None and attempt.tests.passed > 0

@@ -21,7 +21,7 @@ class Speculate(Pattern):
 
     A candidate is a function that is called with its directory and succeeds if its result is true; it may also return
     ``(success, score)``. Or it is a command, a list of words, that succeeds if it exits with 0. With
-    ``first_wins=False``, wait for all and commit the best; a ``judge`` then compares those that the tests leave level.
+    ``first_wins=False``, wait for all and commit the best; a ``judge`` then compares those with equal test results.
 
     >>> import tempfile
     >>> from forkwise import Workspace

@@ -1,4 +1,4 @@
-"""Stop rules: when a search has found enough or spent enough, so that further attempts are not paid for."""
+"""Stop rules: they end a search that has found enough or spent enough, to save the cost of further attempts."""
 
 from __future__ import annotations
 

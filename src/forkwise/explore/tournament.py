@@ -26,10 +26,10 @@ class Tournament(Pattern):
 
     A task is called with its directory and its number. ``judge`` is called with two directories and returns 0 or 1 for
     the better one. It is asked about each pair in both orders: if it contradicts itself, the higher score wins the
-    match, or else the first. If it raises or returns anything else, that is a warning, and the higher score wins.
-    Between equals nothing decides then: nothing is committed, and the fork waits for a pick. An attempt without any
-    change takes part only if there are no others. The judge may also be a ``ModelJudge``, which reads the diffs of
-    those attempts that the tests leave level. The ledger records every match.
+    match, or else the first. If it raises or returns anything else, that is a warning, and the higher score wins. If
+    the scores are equal, nothing is committed, and the fork waits for a pick. An attempt without any change takes part
+    only if there are no others. The judge may also be a ``ModelJudge``, which reads the diffs of attempts with equal
+    test results. The ledger records every match.
     """
 
     kind: ClassVar[str] = "tournament"
@@ -75,7 +75,7 @@ class Tournament(Pattern):
     def _record_verdict(
         self, search: Search, matches: list[dict[str, Any]], winner: Attempt, judge: FunctionJudge
     ) -> None:
-        """Record the matches. If a judge failed, warn; if a match between equals hung on it, nothing is decided."""
+        """Record the matches. Warn if a judge failed; if a match between equals depended on it, nothing is decided."""
         verdict: dict[str, Any] = {"matches": matches}
         failed = [match for match in matches if match["doubt"] is not None]
         search.undecided = any(match["winner"] is None for match in failed)

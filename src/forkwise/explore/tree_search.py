@@ -1,4 +1,4 @@
-"""TreeSearch: a search over sequences of strategies that deepens or widens by what paid off so far."""
+"""TreeSearch: a search over sequences of strategies that goes deeper or wider depending on what worked so far."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ _Merit = tuple[bool, tuple[float, ...]]
 class AdaptiveTree:
     """A search that decides in each state whether to widen it, by one more attempt there, or to go deeper.
 
-    Thompson sampling decides: each way on (one strategy once more in this state, or something on top of the attempts
-    made here) has a normal distribution of unknown mean and variance, estimated from how the attempts of that way
-    ranked among all attempts. One value is drawn from each, and the highest wins; going deeper, the attempt to build on
-    is chosen in the same manner. Ranks make it independent of the scale of scores, which may be tuples, and a failure
-    ranks below every success. Each strategy is tried once before any other choice. ``samples`` limits how often a
-    strategy is tried in the same state (None: no limit). The same ``seed`` and the same results in the same order give
-    the same search.
+    Thompson sampling decides: each option (one strategy once more in this state, or something on top of the attempts
+    made here) has a normal distribution of unknown mean and variance, estimated from how the attempts of that option
+    ranked among all attempts. One value is drawn from each, and the highest wins; when going deeper, the attempt to
+    build on is chosen in the same way. Ranks make it independent of the scale of scores, which may be tuples, and a
+    failure ranks below every success. Each strategy is tried once before any other choice. ``samples`` limits how often
+    a strategy is tried in the same state (None: no limit). The same ``seed`` and the same results in the same order
+    give the same search.
 
     >>> search = AdaptiveTree(2, samples=1)
     >>> first, second = search.ask(), search.ask()
@@ -210,7 +210,7 @@ class AdaptiveTree:
         return self._draw(own, self._mean(of_action or self._values.values()))
 
     def _draw_deeper(self, node: SearchNode, below: Sequence[SearchNode]) -> float:
-        """Draw for building on the attempts in a state, by what was built on them; at first, by the best of them."""
+        """Draw a value for building on a state's attempts, from what was built on them; at first, from the best one."""
         deeper = [
             v for child in node.children.values() for one in child.children.values() for v in self._list_values(one)
         ]
@@ -251,10 +251,10 @@ class TreeSearch(Pattern):
     """Run ``budget`` attempts, each one strategy on the workspace or on an earlier success; the best attempt wins.
 
     Any strategy may follow any other, up to ``max_depth`` of them. By default, Thompson sampling decides whether to try
-    a strategy once more in the same state or to build on an attempt, by what paid off so far (see AdaptiveTree).
-    ``samples`` is how often a strategy may be tried in one state: above 1, or None for any number, makes sense for
-    agents, whose attempts differ. ``seed`` makes its choices reproducible. ``policy="uct"`` selects by upper confidence
-    bounds instead; ``exploration`` weights rarely tried combinations.
+    a strategy once more in the same state or to build on an attempt, depending on what worked so far (see
+    AdaptiveTree). ``samples`` is how often a strategy may be tried in one state: above 1, or None for any number, makes
+    sense for agents, whose attempts differ. ``seed`` makes its choices reproducible. ``policy="uct"`` selects by upper
+    confidence bounds instead; ``exploration`` weights rarely tried combinations.
     """
 
     kind: ClassVar[str] = "tree-search"
@@ -323,7 +323,7 @@ class TreeSearch(Pattern):
 
 def _tell(tree: AdaptiveTree | Mcts, node: SearchNode, attempt: Attempt) -> None:
     if attempt.state not in ("succeeded", "failed"):
-        return  # faulted or cancelled: it says nothing about its strategy, and cannot be built on
+        return  # faulted or cancelled: this says nothing about the strategy, and the attempt cannot be built on
     if isinstance(tree, Mcts):
         tree.tell(node, attempt.score if attempt.success else None)
     else:

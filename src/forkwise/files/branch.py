@@ -90,7 +90,7 @@ class Parent(ABC):
 
     @abstractmethod
     def _before_commit(self) -> None:
-        """Prepare for a commit of a child into this. Called under the lock."""
+        """Prepare for the commit of a child into this parent. Called under the lock."""
 
     @abstractmethod
     def _after_child_removed(self) -> None:
@@ -102,7 +102,7 @@ class Parent(ABC):
         return self.state_dir.is_interrupted
 
     def _settled_head(self) -> int | None:
-        """Return the number of the last commit into this; None while one is running here or in one of its parents."""
+        """Return the number of the last commit into this parent; None while one runs here or in one of its parents."""
         return self.state_dir.settled_head()
 
     def _recover(self) -> None:
@@ -114,8 +114,8 @@ class Parent(ABC):
         """Create a branch, in constant time.
 
         As a context manager the branch is committed when the block ends (``on_success=None``: stays open) and aborted
-        when the block raises (``on_error=None``: stays open). A branch of that name whose process died before it ended
-        the branch is renamed if it has changes, with a warning, and dropped otherwise.
+        when the block raises (``on_error=None``: stays open). If a process died and left an open branch of that name,
+        that branch is renamed, with a warning, if it has changes, and dropped otherwise.
         """
         check_name(name)
         check_outcomes(on_success, on_error)
@@ -198,9 +198,9 @@ class Parent(ABC):
         return True
 
     def _discard_unusable(self, home: str) -> bool:
-        """Remove a home that no branch can be opened from, if it may be removed; return whether its name is free.
+        """Remove a home from which no branch can be opened, if that is safe; return whether its name is free.
 
-        A home whose info is blank was created shortly before a power failure and not kept.
+        It is safe if the info is blank: the branch was created shortly before a power failure and was not kept.
         """
         if not os.path.isdir(home):
             return True
@@ -272,7 +272,7 @@ class Parent(ABC):
             discard(self.state_dir, home)
 
     def _root_identity(self) -> RootIdentity | None:
-        """Return the identity of the directory that commits change, if another could take its place."""
+        """Return the identity of the directory that commits change; None if no other directory could take its place."""
         return None
 
     def _pool_for(self, view: View) -> BranchPool | None:
@@ -350,8 +350,8 @@ class Branch(Parent):
         self._on_error = on_error
         self._ended: Literal["committed", "aborted"] | None = None
         self._ignore: Ignore | None = None
-        # Both only until the first use of ``path``: the mtime of the home as the pool created it, and the view as far
-        # as the pool has prepared it.
+        # Both are valid only until ``path`` is first used: the home's mtime as the pool left it, and the view as far as
+        # the pool has prepared it.
         self._untouched = 0 if pooled is None else pooled.untouched
         self._premounted = None if pooled is None else pooled.premounted
 
@@ -455,7 +455,7 @@ class Branch(Parent):
 
     @property
     def ignore(self) -> Ignore | None:
-        """The changes that ``delta``, ``diff`` and ``commit`` leave out, see ``set_ignore``; None: none of them."""
+        """The changes that ``delta``, ``diff`` and ``commit`` leave out, see ``set_ignore``; None if there are none."""
         if callable(self._ignore):
             return self._ignore
         try:
@@ -526,8 +526,9 @@ class Branch(Parent):
 
         What happened in git repositories is in its ``repository``.
 
-        ``ignore`` is that of ``set_ignore``, and by default what was set there; ``ignore=()`` returns all changes. In a
-        layered view the cost depends on the size of the changes only; a view that keeps a whole tree is walked.
+        ``ignore`` takes what ``set_ignore`` takes, and defaults to what was set there; ``ignore=()`` returns all
+        changes. In a layered view the cost depends only on the size of the changes; a view that keeps a whole tree is
+        walked.
         """
         from forkwise.files.versions import find_executables, read_repositories  # noqa: PLC0415 - loaded on use
 
@@ -545,7 +546,7 @@ class Branch(Parent):
             return (scan.delta().databases if scan.data else "") + unified(file_diffs(versions, scan))
 
     def _scan_kept(self, ignore: Ignore | None) -> Scan:
-        """Scan the changed files that ``ignore``, or what was set, does not leave out. Called under the lock."""
+        """Scan the changed files, except those left out by ``ignore`` or ``set_ignore``. Called under the lock."""
         from forkwise.files.versions import drop_repositories, find_ignored  # noqa: PLC0415 - loaded on use
 
         check_ignore(ignore)
@@ -600,7 +601,8 @@ class Branch(Parent):
         found: edits made since are refused.
 
         ``ignore``, as in ``delta``, leaves out changes in a commit to a workspace: those paths stay as they are there,
-        and are no conflicts. A commit into another branch takes everything: the commit of that branch leaves them out.
+        and cause no conflicts. A commit into another branch takes everything; the commit of that branch leaves them
+        out.
 
         Raises ExecutableConfigError if a confined program changed what the user's machine will run, such as git hooks,
         unless ``allow_executable_config`` is set, here or for the workspace.
@@ -687,7 +689,7 @@ class Branch(Parent):
             self._after_child_removed()
 
     def keep(self) -> Branch:
-        """Sync it to disk and let it outlive this process: neither ``gc`` nor the end of a ``with`` block ends it."""
+        """Sync it to disk and let it outlive this process: neither ``gc`` nor the end of a ``with`` block drops it."""
         if not self.view_kind.native:
             with suppress(OSError):  # such as a mount inside it: the branch is kept, and later edits are conflicts
                 self.record_bases()
@@ -699,7 +701,8 @@ class Branch(Parent):
     def record_bases(self) -> Delta:
         """Record the parent's versions of the changed text files, so that later edits of these can be merged.
 
-        Returns the delta. An attempt's end and ``keep`` do this as well. The cost depends on the size of the changes.
+        Returns the delta. ``keep`` and the end of an attempt call this too. The cost depends on the size of the
+        changes.
         """
         from forkwise.files.old_versions import record_bases  # noqa: PLC0415 - loaded on use
 
@@ -717,7 +720,7 @@ class Branch(Parent):
             self.view_kind.hide(self.home)
 
     def _sync(self, lock: Lock, *, keep: bool = False) -> None:
-        """Sync the content first, then record that: what the record says is true whenever the power fails."""
+        """Sync the content, then record that: in this order, the record is true whenever the power fails."""
         info = BranchInfo.load(self.home)
         self.view_kind.flush(self.home)
         info.synced = lock.now()

@@ -188,7 +188,7 @@ class _Combiner:
         return [(p, [side for side in inside if side.leads_to(p)]) for p in below]
 
     def _choose_whole(self, path: str, sides: Sequence[Side]) -> Side:
-        """Return the side whose data directory is taken: of two that were changed, no mix is a database."""
+        """Return the side whose data directory is taken: files of two changed databases cannot be mixed."""
         preferred = self.prefer.get(path)
         if preferred is not None:
             return preferred
@@ -210,8 +210,8 @@ class _Combiner:
     def _select_versions(self, base: Version, sides: Sequence[Side], versions: Sequence[Version]) -> Sequence[Version]:
         """Return the versions that take part in the merge: those that differ from the base.
 
-        A directory that is unchanged itself takes part only if another side has no directory there and the branch
-        would lose more than deletions inside it.
+        An unchanged directory takes part only if another side has no directory there and the branch added or changed
+        something inside it, which would be lost.
         """
         if len(versions) < 2:
             return versions or [base]
@@ -234,7 +234,7 @@ class _Combiner:
     # Write
 
     def _put(self, base: Version, outcome: MergedPath) -> None:
-        """Replace a path by a file, a symlink or nothing."""
+        """Replace a path with a file or a symlink, or remove it."""
         source = outcome.source
         if source.root == self.view:
             return
@@ -302,7 +302,7 @@ class _Combiner:
 
 
 def _names(paths: Iterable[str]) -> dict[str, set[str]]:
-    """Return, for every directory above some paths, the names in it that lead to them."""
+    """Map every directory above ``paths`` to the names in it that lead to one of them."""
     names: dict[str, set[str]] = {}
     for path in paths:
         while path:
@@ -425,7 +425,7 @@ def combine(
 def _find_repository_source(
     scans: Sequence[tuple[Branch, Scan]], combiner: _Combiner, repositories: Mapping[str, object]
 ) -> tuple[Branch, Scan] | None:
-    """Return the one branch with work in git repositories of which exactly the changed files were taken."""
+    """Return the only branch with work in git repositories, if exactly its changed files were taken; else None."""
     if combiner.merged or combiner.clashes:
         return None
     names, paths = set(combiner.taken.values()), set(combiner.taken)

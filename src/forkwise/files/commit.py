@@ -59,7 +59,7 @@ __all__ = ["KEPT", "check_committable", "check_reserved", "check_trust", "commit
 KEPT = 100
 
 _OVERLAYFS = 0x794C7630
-_TRIES = 3  # if other processes change files while the commit runs
+_TRIES = 3  # in case other processes change files while the commit runs
 _CHOICES = ("refuse", "ours", "theirs", "merge")
 
 
@@ -98,7 +98,7 @@ def commit_branch(
                         branch=branch.name,
                     ) from None
             except _InterferenceError as error:
-                # On the next try the change by the other process is an ordinary conflict.
+                # On the next try, the other process's change is an ordinary conflict.
                 if on_conflict == "refuse" or not tries_left:
                     raise error.conflict from None
         try:
@@ -161,7 +161,7 @@ def _try_commit(
         check_reserved(branch, [e.path for e in scan.entries] + [t.path for t in scan.touched if t.is_changed])
         resolution = _Resolution(branch, info, scan, on_conflict, rebased=rebased)
         resolution.leave(whole, ignored)
-        # Not over another layer: that is about to change, and no view of it may be left.
+        # Not above another layer: that layer is about to change, and must not be mounted then.
         if is_still and not branch._commits_into_layer:
             is_still, held = view.hide_frozen(branch.home)
         else:
@@ -185,9 +185,9 @@ def _try_commit(
 
 
 def _merge_repositories(branch: Branch, info: BranchInfo, scan: Scan, on_conflict: OnConflict) -> RepositoryMerge:
-    """Work out how the branch's work in git repositories is merged. A commit into another branch takes it as files.
+    """Work out how to merge the branch's work in git repositories. A commit into another branch takes it as files.
 
-    That is complete, because a branch does not change while it has branches of its own, except after a rebase.
+    Taking files loses nothing, because a branch does not change while it has branches of its own, except by a rebase.
     """
     directories = [touched.path for touched in scan.touched]
     target = branch.workspace.target
@@ -201,7 +201,7 @@ def _merge_repositories(branch: Branch, info: BranchInfo, scan: Scan, on_conflic
     label = re.sub(r"[^A-Za-z0-9_-]+", "-", branch.name).strip("-") or "branch"
 
     def is_unchanged(entry: Entry) -> bool:
-        # A rebase sets the time of the fork anew, so after one nobody can tell.
+        # A rebase resets the time of the fork, so after one this is unknown.
         is_older = entry.old is not None and scan.rolled_back.ctime(entry.old) < forked
         return is_older and not entry.appeared and not info.rebased
 
@@ -238,7 +238,7 @@ def _close(fd: int) -> None:
 
 
 def _clean_up(branch: Branch, record: Record) -> None:
-    """Drop what the committed branch no longer needs, and the undo content of the commit that is now too old."""
+    """Drop what the committed branch no longer needs, and the undo content of the commit that has become too old."""
     if branch.view_kind.whole:
         # Its files were copied into the parent: nothing refers to the tree any more.
         home = f"{branch.parent.state_dir.history(record.number)}/home"
@@ -273,7 +273,7 @@ def check_committable(branch: Branch, info: BranchInfo, open_branches: Sequence[
 
 
 def _check_root(branch: Branch, info: BranchInfo) -> None:
-    """Raise CommitError if the workspace's path leads to another directory than at the fork, or to none."""
+    """Raise CommitError if the workspace's path no longer leads to the directory that the branch was forked from."""
     if info.root is not None and not info.root.is_at(branch.parent.target):
         if not os.path.lexists(branch.parent.target):
             raise CommitError(
@@ -301,7 +301,7 @@ def _stop_writes(branch: Branch) -> bool:
 
 
 def check_trust(branch: Branch, info: BranchInfo, scan: Scan) -> None:
-    """Raise CommitError if the machine was restarted since and the branch holds changes that were not synced.
+    """Raise CommitError if the machine was restarted while the branch held changes that were not synced.
 
     Layers are written without syncs (overlayfs ``volatile``), so a power failure can leave files incomplete.
     """
@@ -392,8 +392,8 @@ def _roots_inside(workspace: str, *_environment: str | None) -> list[str]:
 def _check_mixture(branch: Branch, info: BranchInfo, scan: Scan, found: Sequence[Conflict]) -> None:
     """Raise ConflictError if a data directory would become a mixture of the branch's files and the parent's.
 
-    A branch has only the files that it changed. If the parent changed others since the fork, no version of the
-    directory as the branch's server left it exists any more.
+    A branch holds only the files that it changed. If the parent changed others since the fork, the directory as the
+    branch's server left it no longer exists anywhere.
     """
     paths = scan.list_data_paths()
     for conflict in found:
@@ -440,7 +440,7 @@ class _Resolution:
             self._merge(branch, info, found, entries, on_conflict)
 
     def leave(self, whole: Scan, ignored: set[str]) -> None:
-        """Leave ignored paths as the parent has them. The plan needs the scan that has them, see ``plan_directory``."""
+        """Leave ignored paths as the parent has them; ``plan_directory`` needs ``whole``, the scan with these paths."""
         if ignored:
             self.scan = replace(whole, touched=self.scan.touched, specials=self.scan.specials)
             self.dropped |= ignored
@@ -485,7 +485,8 @@ def _run_commit(
 ) -> Record:
     """Plan the commit and run it as a transaction.
 
-    ``moves`` allows moving files out of the layer. ``checks`` makes a change by another process meanwhile a conflict.
+    ``moves`` allows moving files out of the layer. With ``checks``, a change that another process makes meanwhile is a
+    conflict.
     """
     parent, scan, prefixes = branch.parent, resolution.scan, branch.view_kind.mark_prefixes
     prepared = f"{branch.home}/{RECORD_DIRECTORY}"

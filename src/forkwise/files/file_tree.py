@@ -2,7 +2,7 @@
 
 An agent in a branch uses the workspace's paths, absolute ones and symlink targets included. FileTree maps them to the
 branch's files and refuses paths that lead outside. Files are opened by descriptor without following symlinks, so a
-command that replaces a directory by a symlink at the same time cannot escape.
+command that replaces a directory with a symlink at the same time cannot escape.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class FileTree:
             remove_tree(directory, name)
 
     def copy_from(self, other: FileTree, path: str) -> None:
-        """Replace a path, which contains no symlink, by a copy of another tree's entry; remove it if that has none."""
+        """Replace a path, which contains no symlink, with a copy from another tree; remove it if that has none."""
         above, _, name = path.rpartition("/")
         self._make_directories(above, path)
         with self._open_parent(path) as (directory, _):
@@ -313,7 +313,7 @@ def _is_directory(directory: int, name: str) -> bool:
 
 
 def _require_regular(fd: int, path: str) -> int:
-    """Return the descriptor if it is of a regular file; otherwise close it and raise OSError."""
+    """Return the descriptor if it refers to a regular file; otherwise close it and raise OSError."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
         return fd

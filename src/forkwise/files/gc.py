@@ -51,10 +51,9 @@ _KEY = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{16}(?:-mounted)?\Z", re.ASCII)
 class Collected:
     """The result of a garbage collection.
 
-    ``removed`` lists branches, ``commit N``, ``mirror of fork ID`` and ``temporary directory PATH``, ``listed`` the
-    branches that were left because they have uncommitted changes or cannot be opened, and the temporary directories of
-    BranchFS mounts with branches, ``freed`` is the freed disk space
-    in bytes.
+    ``removed`` lists branches, ``commit N``, ``mirror of fork ID`` and ``temporary directory PATH``. ``listed`` has
+    what was left: branches that have uncommitted changes or cannot be opened, and temporary directories of BranchFS
+    mounts with branches. ``freed`` is the freed disk space in bytes.
     """
 
     removed: tuple[str, ...] = ()
@@ -120,7 +119,7 @@ def collect(
         if is_purpose(path, "branchfs"):
             from forkwise.files.mounted import find_abandoned_branches, release_abandoned_mount  # noqa: PLC0415
 
-            size = sum(_size(f"{path}/{name}") for name in ("storage", "state"))  # not of what is mounted there
+            size = sum(_size(f"{path}/{name}") for name in ("storage", "state"))  # without what is mounted there
             branches = find_abandoned_branches(path)
             if branches == "kept" or (branches == "some" and not force):
                 listed.append(f"temporary directory {path}")
@@ -242,7 +241,7 @@ def _guess_workspace(root: str, name: str) -> str | None:
 
 
 def _find_use(workspace: str, mount: str | None) -> str | None:
-    """Return None if a workspace exists, an empty text if it does not, or why that cannot be told."""
+    """Return None if a workspace exists, an empty text if it does not, or why that is unknown."""
     try:
         os.stat(workspace)
     except (FileNotFoundError, NotADirectoryError):
@@ -276,7 +275,7 @@ def _find_work(state_dir: StateDir, force: bool) -> str:
 
 def unmount_home(home: str) -> None:
     """Unmount the view in a home from which no branch can be opened."""
-    if os.path.exists(f"{home}/alive"):  # of a fuse view, which only fusermount3 may unmount without root
+    if os.path.exists(f"{home}/alive"):  # a fuse view, which only fusermount3 may unmount without root
         from forkwise.files.views.fuse import FuseView  # noqa: PLC0415
 
         FuseView().release(home)
@@ -321,14 +320,14 @@ def _abandoned_homes(workspace: Workspace) -> Iterator[str]:
 
 
 def _abandoned_probes(state: str) -> Iterator[str]:
-    """Yield the directories in which a process that was killed had probed a view, or set path views aside."""
+    """Yield the directories in which killed processes had probed a view or set path views aside."""
     for name in os.listdir(state):
         if name.startswith((".probe-", ".paths-")) and _is_dead(name):
             yield f"{state}/{name}"
 
 
 def _is_dead(name: str) -> bool:
-    """Return whether the process is dead whose id is in ``name``."""
+    """Return whether the process whose id is in ``name`` is dead."""
     return not os.path.exists(f"/proc/{name.split('-')[1]}")
 
 

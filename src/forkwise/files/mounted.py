@@ -74,8 +74,8 @@ class Driver(Protocol):
     def abort(self, name: str, *, nested: bool = False) -> None: ...
 
 
-# Symbolic links in a branch's home, whose targets are the record: the filesystem's name of the branch, that of the
-# branch it was forked from unless that is main, and the path at which the branch is visible.
+# Symbolic links in a branch's home that record data in their targets: the filesystem's name for the branch, its name
+# for the branch it was forked from unless that is main, and the path at which the branch is visible.
 _NAME, _PARENT, _PATH = "mount-branch", "mount-parent", "mount-path"
 
 
@@ -372,7 +372,7 @@ class MountedBranch(_MountedParent, Branch):
         check_committable(self, info, inner, "abort it and fork again")
 
     def _scan(self) -> Scan:
-        """Compare the branch's tree with its parent's: the filesystem does not tell what it changed."""
+        """Compare the branch's tree with its parent's, because the filesystem does not report what was changed."""
         return compare_trees(self.target, self.parent.lowers[0], _view_of(self).driver.is_own_name)
 
     def rebase(self, *, merge: bool = True) -> NoReturn:
@@ -390,7 +390,7 @@ class MountedBranch(_MountedParent, Branch):
 
 
 def _check_executables(chain: Sequence[MountedBranch], *, allow: bool) -> None:
-    """Raise ExecutableConfigError if one of the branches that a commit ends takes such files to the workspace.
+    """Raise ExecutableConfigError if one of the branches that a commit ends brings such files into the workspace.
 
     If the commit ends in another branch, that becomes one to which a confined program has written.
     """
@@ -439,7 +439,7 @@ def _record_commit(branch: MountedBranch, carry_out: Callable[[], None]) -> Comm
 def _release_abandoned(parent: Parent) -> None:
     """Discard the records of branches that the filesystem no longer has, and the branches without a complete record.
 
-    Called under the lock, without which no process creates a branch: an incomplete record is that of a dead one.
+    Called under the lock. Branches are created only under it, so an incomplete record belongs to a dead process.
     """
     view = _view_of(parent)
     branches = f"{parent.state_dir.path}/branches"
@@ -496,10 +496,10 @@ class _OwnMount:
 
 
 def find_abandoned_branches(directory: str) -> Literal["none", "some", "kept"]:
-    """Return what the directory of a BranchFS mount, whose process has ended, holds: none, branches, or kept ones.
+    """Return whether the directory of a BranchFS mount, whose process has ended, holds no, some or kept branches.
 
-    The branches of a mount point that the caller of ``Workspace.mount`` chose are known only to that workspace, so that
-    its directory may have some.
+    If the caller of ``Workspace.mount`` chose the mount point, only that workspace knows its branches, so the directory
+    counts as having some.
     """
     if os.path.islink(f"{directory}/mount"):
         return "some"
@@ -532,7 +532,7 @@ def release_abandoned_mount(directory: str) -> bool:
 
 
 def _is_mounted_at(path: str) -> bool:
-    """Return whether anything is mounted at a path, whose filesystem may have stopped to answer."""
+    """Return whether anything is mounted at a path; its filesystem may no longer answer."""
     return any(mount.point == path for mount in mounts())
 
 

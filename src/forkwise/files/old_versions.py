@@ -1,8 +1,8 @@
 """Old versions of files, from what branches and commits recorded: merge bases, modes and diffs of commits.
 
 A commit's record keeps the content that it replaced. So the content of a path at an earlier commit is the content that
-the first later commit to that path replaced. Edits by others leave no such record: a branch records the parent's
-versions of the files that it changed itself, for as long as these are the versions of the fork.
+the first later commit to that path replaced. Edits by other programs leave no such record, so a branch also records the
+parent's versions of the files that it changed, as long as those are still the versions at the fork.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def record_bases(branch: Branch) -> Delta:
 
 
 def record_scanned_bases(branch: Branch, scan: Scan) -> None:
-    """Do what ``record_bases`` does, for a branch that was scanned. Called under the lock."""
+    """Do what ``record_bases`` does, with an existing scan of the branch. Called under the lock."""
     if branch._commits_into_layer:  # in a branch nothing but commits changes files, and those have records
         return
     forked = BranchInfo.load(branch.home).forked_at_earliest
@@ -81,7 +81,7 @@ def record_scanned_bases(branch: Branch, scan: Scan) -> None:
 
 
 def note_deleted(scan: Scan, home: str) -> None:
-    """Mark entries that replaced one of the parent's which the parent has deleted since, as far as was recorded.
+    """Mark entries that replaced an entry of the parent which was deleted there since, if that was recorded.
 
     A layer does not show what a new file or directory replaced: only files that were copied up have an origin.
     """
@@ -135,7 +135,7 @@ def find_merge_base(branch: Branch, path: str, info: BranchInfo) -> bytes | None
     parent = branch.parent
     records = active_commits(parent.state_dir, info.generation)
     if records is None:
-        return None  # the oldest remaining version is no base: it has changes that the branch does not have
+        return None  # the oldest remaining version is not a base: it has changes that the branch does not have
     for record in records:
         step = step_on(record, path)
         if step is not None:
@@ -169,7 +169,7 @@ def chains_since(state_dir: StateDir, generation: int) -> list[list[Record]] | N
 
 
 def step_on(record: Record, path: str) -> tuple[Run, JournalStep, str] | None:
-    """Find the step that changed a path. Return also the rest of the path if the step moved a directory above it."""
+    """Find the step that changed a path. Also return the rest of the path if the step moved a directory above it."""
     for run in record.runs:
         prefix = f"{run.directory}/" if run.directory else ""
         if not path.startswith(prefix):
@@ -229,7 +229,7 @@ def _read_below_layer(parent: Parent, path: str, forked: int) -> bytes | None:
 
 
 def _read_older(directory_fd: int, name: str, forked: int) -> bytes | None:
-    """Read a regular file; None if it is none, or if it was changed since ``forked``, also while it is read."""
+    """Read a regular file; None if it is anything else, or was changed since ``forked``, even during the read."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with open(os.open(name, flags, dir_fd=directory_fd), "rb") as file:

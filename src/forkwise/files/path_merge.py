@@ -1,6 +1,6 @@
-"""Merge of one path: the version that several branches' versions make together, or the clash between them.
+"""Merge of one path: combine the versions of several branches into one, or describe the clash between them.
 
-Apart from ``combine``, which walks the trees and writes: this module decides a single path and changes nothing.
+``combine`` walks the trees and writes; this module decides a single path and changes nothing.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Version(NamedTuple):
             return True
 
     def is_same_as(self, other: Version) -> bool:
-        """Return whether two entries are equal, apart from their times; of directories, only the metadata counts."""
+        """Return whether two entries are equal apart from their times; for directories only the metadata counts."""
         if self.type != other.type:
             return False
         if self.type is None or self.metadata != other.metadata:
@@ -160,7 +160,7 @@ class MergedPath(NamedTuple):
 
     @property
     def is_merged(self) -> bool:
-        """Whether the result is of more than one branch."""
+        """Whether the result combines more than one branch."""
         return self.content is not None or self.metadata is not None
 
 

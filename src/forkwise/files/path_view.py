@@ -67,7 +67,7 @@ _MOST_FILES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class PathView:
-    """One view. ``given`` is the absolute path as it was asked for, ``path`` the real path at which it is mounted."""
+    """One view. ``given`` is the absolute path as requested, ``path`` the real path at which it is mounted."""
 
     home: str
     given: str
@@ -95,7 +95,7 @@ def _find_home(branch: Branch, path: str) -> str:
 
 
 def can_view_below(branch: Branch, home: str, path: str) -> bool:
-    """Return whether a sandbox can make a directory that is missing at ``path`` in its view of ``home``, the user's."""
+    """Return whether a sandbox can create the missing directory ``path`` in its view of the user's ``home``."""
     above = os.path.dirname(path)
     while not os.path.isdir(above):
         above = os.path.dirname(above)
@@ -106,7 +106,7 @@ def can_view_below(branch: Branch, home: str, path: str) -> bool:
 
 
 def make_path_view(branch: Branch, given: str, omitted: Sequence[str] = ()) -> PathView:
-    """Create the view of a path in a branch, or return the one that it has. Of a missing path it is an empty directory.
+    """Create the view of a path in a branch, or return the existing one. For a missing path it is an empty directory.
 
     A directory becomes an overlay or, where the kernel or the filesystem has none, a tree of reflinks, or else a copy.
     A copy leaves out files that match the patterns in ``omitted``, and large ones. Raises MountError if none can be
@@ -143,11 +143,11 @@ def make_path_view(branch: Branch, given: str, omitted: Sequence[str] = ()) -> P
 
 
 def make_home_layer(branch: Branch, path: str, number: int = 0) -> str | None:
-    """Create the directory of the overlay that shows a home directory in a branch, or return the one that it has.
+    """Create the directory of the overlay that shows a home directory in a branch, or return the existing one.
 
-    Returns None where no layer can be: in a state directory on a filesystem that overlayfs does not write to. As for
-    other overlays, the caller reserves it for one sandbox. One with a ``number``, for another sandbox at the same time,
-    is always a new one, unless it is in use.
+    Returns None if there can be no layer, because overlayfs cannot write to the filesystem of the state directory. As
+    for other overlays, the caller reserves it for one sandbox. A ``number`` is for a further sandbox at the same time:
+    its directory is always new, unless it is in use.
     """
     if filesystem_magic(branch.state_dir.state) not in _UPPER_FILESYSTEMS:
         return None
@@ -176,9 +176,9 @@ def make_home_layer(branch: Branch, path: str, number: int = 0) -> str | None:
 
 
 def renew_workdir(branch: Branch, home: str) -> None:
-    """Give a layer that was mounted before a new work directory, without the mark that refuses another mount.
+    """Create a new work directory for a layer that was mounted before: the old one has a mark that refuses a mount.
 
-    Removing the mark from the old one takes milliseconds on ext4, a rename does not: old ones are removed in batches.
+    Removing the mark takes milliseconds on ext4, and a rename does not, so old directories are removed in batches.
     """
     if not os.path.isdir(f"{home}/view/work"):
         return
@@ -213,7 +213,7 @@ class PathViewsAside:
     path: str
 
     def restore(self) -> None:
-        """Give the views back to the branch, which was not committed; drop them if it no longer exists."""
+        """Return the views to the branch, which was not committed; drop them if it no longer exists."""
         try:
             os.rename(self.path, paths_directory(self.branch.home))
         except OSError:
@@ -280,7 +280,7 @@ def _choose_kind(path: str, state: str) -> Kind:
 
 @lru_cache(maxsize=64)
 def _has_overlay(path: str, state: str, _device: int, is_entered: bool) -> bool:
-    """Return whether a sandbox can mount an overlay of ``path``; without the right to mount, by its version."""
+    """Return whether a sandbox can mount an overlay of ``path``; without mount rights, go by the kernel version."""
     if os.geteuid() == 0 or is_entered:
         return OverlayView().refusal(Site(path, state)) is None
     version = tuple(int(n) for n in os.uname().release.partition("-")[0].split(".")[:2] if n.isdigit())

@@ -86,11 +86,11 @@ class Rebase:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A branch against the present state of its parent.
+    """A branch compared with the current state of its parent.
 
-    ``commits`` are the numbers of those made into the parent since the fork or the last rebase, with the branches that
+    ``commits`` are the numbers of the commits into the parent since the fork or the last rebase, with the branches that
     they came from. ``edited`` are conflicts with edits since then, ``unresolved`` those that the last rebase left.
-    ``rebased`` is when that was, by the filesystem's clock; 0 if never.
+    ``rebased`` is the time of the last rebase by the filesystem's clock; 0 if there was none.
     """
 
     commits: Mapping[int, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Standing:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the parent was changed since, as far as a commit notices it."""
+        """Whether the parent was changed since then in a way that a commit would notice."""
         return bool(self.commits or self.edited)
 
 
@@ -172,7 +172,7 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
 
 
 def _without_git_data(branch: Branch, found: list[Conflict]) -> list[Conflict]:
-    """Drop the conflicts on what git keeps in repositories: the commit merges it, whatever both sides did."""
+    """Drop the conflicts on git's own data in repositories: the commit merges that, whatever both sides did."""
     repositories = list_repositories(branch.workspace.target, (c.path for c in found))
     data = {path for paths in repositories.values() for path, inside in paths.items() if not inside or is_data(inside)}
     return [c for c in found if c.path not in data]
@@ -344,7 +344,7 @@ def _rebase_tree(
             os.close(root)
         info.rebased = lock.now()
         if info.kept and info.boot == boot_id():  # after a restart, what was copied may be incomplete
-            info.synced = info.rebased  # it is on the disk before it has its name
+            info.synced = info.rebased  # the tree is synced before it gets its name
         info.save(home)
         for mark in ("frozen", "confined"):
             if os.path.exists(f"{branch.home}/{mark}"):

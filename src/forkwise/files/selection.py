@@ -101,7 +101,7 @@ def build_selection(
 ) -> Selection:
     """Create a branch as ``select`` does, and return it with the work in git repositories that is not part of it.
 
-    That of a branch is part of it if exactly this branch's changes of files were chosen.
+    A branch's work in git repositories is part of the selection if exactly that branch's changes to files were chosen.
     """
     siblings(parent, list(branches.values()))
     branch = parent.branch(name, on_success=None, on_error=None)
@@ -111,7 +111,7 @@ def build_selection(
             branch.mark_confined()
         if ignored := [source.ignore for source in branches.values() if source.ignore]:
             branch.set_ignore(ignored[0])
-        # Aligned only now: the new branch's commit finds whatever is changed in the parent after the fork.
+        # Align only after the fork: whatever changes in the parent from now on is found by the new branch's commit.
         paths = {aligned.path: aligned for aligned in align_branches(parent, branches)}
         for path, chosen in sorted(choice.items()):
             _write(tree, branches, path, paths.get(path), chosen)
@@ -153,7 +153,7 @@ def _is_version(aligned: AlignedPath, chosen: Choice | None, name: str) -> bool:
 
 
 def align_path(path: str, found: Mapping[str, FileDiff]) -> AlignedPath:
-    """Align the changes of one path, each named by who made it."""
+    """Align the changes of one path; ``found`` maps the name of each branch to its change."""
     base = next(iter(found.values())).old
     versions = {name: change.new for name, change in found.items()}
     texts = {

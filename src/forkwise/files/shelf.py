@@ -185,7 +185,7 @@ def list_copies(branch: Branch) -> set[str]:
 
 
 def copy_saved(source: Branch, name: str, target: Branch) -> None:
-    """Give another branch of the same parent a saved copy, under the same name."""
+    """Copy a saved copy to another branch of the same parent, under the same name."""
     _require_duplicable(target)
     if not _COPY.match(name):
         raise BranchError(f"{name!r} is not the name of a saved copy", branch=source.name)

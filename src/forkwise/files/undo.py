@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 
-_TRIES = 3  # if git commands change a repository meanwhile
+_TRIES = 3  # in case git commands change a repository meanwhile
 _KINDS: dict[CommitKind, CommitKind] = {"commit": "undo", "undo": "redo", "redo": "undo"}
 
 
@@ -90,7 +90,7 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
 
 
 def _check_databases(workspace: Workspace, record: Record) -> None:
-    """Raise CommitError if a server runs on a data directory that the commit changed: its files would be exchanged."""
+    """Raise CommitError if a server runs on a data directory that the commit changed: the undo would swap its files."""
     for data in record.data:
         user = find_directory_user(os.path.join(workspace.target, data))
         if user is not None:
@@ -134,7 +134,7 @@ def note_repository(
 
 
 def _without_contents(runs: list[Run]) -> list[Run]:
-    """Return the steps without those in git repositories: these are not inverted, but worked out anew."""
+    """Return the steps without those in git repositories, which are worked out anew instead of inverted."""
     found = [Run(r.directory, [s for s in r.steps if int(s.slot or 0) < FIRST_CONTENT_SLOT]) for r in runs]
     return [run for run in found if run.steps]
 
@@ -160,7 +160,7 @@ def _run_undo(
 
 
 class _RepositoryMovedError(Exception):
-    """A git command changed the repository after it was worked out how to revert it; nothing was changed."""
+    """A git command changed the repository after the undo had worked out how to revert it; nothing was changed."""
 
 
 def _revert_repositories(workspace: Workspace, undone: Record) -> RepositoryMerge:
@@ -254,7 +254,7 @@ class Restored:
                     self._directories[meta.path] = (finished, changed)
 
     def is_same(self, inode: int, other: int) -> bool:
-        """Return whether two inode numbers are of one entry: restoring from another filesystem changes the number."""
+        """Return whether two inode numbers belong to one entry; restoring from another filesystem changes them."""
         return self._copies.get(inode, inode) == self._copies.get(other, other)
 
     def changed(self, path: str, there: os.stat_result) -> int:
@@ -302,7 +302,7 @@ class _Target:
         self.root = open_root(path)
         self.finished = finished
         self.during = during
-        #: Times that a clock which was set back since the commit gives to later changes; those of the commit follow.
+        #: The range of times of later changes that look older, because the clock was set back since the commit.
         self.hidden = 0, 0
         self.removed: list[OldEntry] = []
         self.made, self.taken = (

@@ -84,7 +84,7 @@ class Versions:
             return b"" if holder is None else _read(holder, entry.name)
 
     def link(self, entry: Entry, target: str) -> None:
-        """Give the branch's file another name at ``target``, on its own filesystem; copy it if that is not possible."""
+        """Hard-link the branch's file at ``target``; copy it if that is not possible, as on another filesystem."""
         fd = open_directory(self._layer, entry.directory, os.O_PATH)
         try:
             os.link(entry.name, target, src_dir_fd=fd, follow_symlinks=False)
@@ -156,9 +156,9 @@ class ChangedFiles(NamedTuple):
 def read_changes(branch: Branch, *, listed: int, files: int, size: int, file_size: int) -> ChangedFiles:
     """Return what a branch changed, and both versions of the files, from one scan, which also records the bases.
 
-    Of a large delta the first ``listed`` changes are returned: paths that the parent has come before new ones, and
-    those at the top before those in deep directories. The content of at most ``files`` paths with together ``size``
-    bytes is read, and of no version of more than ``file_size`` bytes.
+    Only the first ``listed`` changes of a large delta are returned: paths that the parent has come before new ones, and
+    those at the top before those in deep directories. Content is read for at most ``files`` paths and ``size`` bytes in
+    total, and never for a version of more than ``file_size`` bytes.
     """
     with branch._lock():
         scan = branch._scan_kept(None)
@@ -260,7 +260,7 @@ def drop_repositories(branch: Branch, scan: Scan) -> Scan:
         return scan
     entries = [e for e in scan.entries if e.path in paths]
     shown = set(find_executables(branch, replace(scan, entries=entries, touched=[])))
-    new = tuple(f"{e.path}/" for e in entries if e.name == ".git" and e.old is None)  # with git's own list of patterns
+    new = tuple(f"{e.path}/" for e in entries if e.name == ".git" and e.old is None)  # has git's own info/exclude
     patterns = [e for e in entries if "/info/" in e.path and "/objects/" not in e.path and not _is_directory(e)]
     shown |= {e.path for e in patterns if not e.path.startswith(new)}
     found = scan.without(paths - shown)
@@ -283,8 +283,8 @@ def read_repositories(branch: Branch, scan: Scan) -> tuple[RepositoryChange, ...
 def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
     """Return the changed paths that the workspace's rules ignore, each with everything below it that was changed.
 
-    Of a directory that was added or deleted as a whole, git is asked for the directory first. A new directory that
-    holds nothing else counts as ignored, too.
+    For a directory that was added or deleted as a whole, git is asked about the directory first. A new directory that
+    holds nothing else counts as ignored too.
     """
     dropped = _find_dropped(branch, scan)
     if not ignore or not scan.entries:
@@ -303,7 +303,7 @@ def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
         return [e for e in scan.entries if not e.unit and _is_directory(e) == directories and e.path not in ignored]
 
     with remember_answers():
-        select((e for e in scan.entries if e.unit), touched)  # in one question, which is what takes time
+        select((e for e in scan.entries if e.unit), touched)  # all at once, because each call of git takes time
         ignored_touched = ignored.intersection(touched)
         ignored -= ignored_touched
         _spread(scan, ignored)
@@ -311,7 +311,7 @@ def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
         _spread(scan, ignored)
         select(inside(directories=False))
     _add_hollow(scan, ignored)
-    for entry in scan.entries:  # where a file replaces a directory, nothing in that can stay
+    for entry in scan.entries:  # if a file replaces a directory, nothing in the directory can stay
         if entry.unit and entry.new and not _is_directory(entry) and entry.old and stat.S_ISDIR(entry.old.st_mode):
             ignored = {path for path in ignored if not path.startswith(f"{entry.path}/")}
     return ((ignored | ignored_touched) - scan.list_data_paths()) | dropped

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Workspace"]
 
-_choice = threading.Lock()  # one thread tries the views for all that branch a workspace for the first time
+_choice = threading.Lock()  # so that only one thread probes the views when several create a first branch
 _MANY = 1000  # entries of a workspace that take a moment to copy
 
 
@@ -40,7 +40,7 @@ class Workspace(Parent):
     chooses one (see ``$FORKWISE_STATE``). With ``durable=False`` commits skip the syncs, except those committed with
     ``durable=True``. With ``frozen=True`` new branches show the workspace as it was when they were created, whatever is
     edited there later; MountError if its filesystem has neither snapshots (btrfs) nor clones (XFS).
-    ``allow_executable_config`` is the default of ``Branch.commit`` in every commit through this object, such as that of
+    ``allow_executable_config`` is the default for every ``Branch.commit`` through this object, including the commit of
     a pattern's winner.
 
     >>> import tempfile, pathlib
@@ -247,7 +247,7 @@ def _warn_of_copies(target: str) -> None:
 
 
 def _recover_if_interrupted(parent: Parent) -> None:
-    """Roll back a commit that was interrupted; without one, the lock is not taken."""
+    """Roll back an interrupted commit; take the lock only if there is one."""
     if parent._is_interrupted:
         with locked(parent.state_dir.state):
             parent._recover()

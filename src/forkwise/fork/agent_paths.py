@@ -1,9 +1,9 @@
 """Agent paths: a coding agent's own directories (``~/.claude``), as each attempt sees them, and what returns from them.
 
 An attempt changes a copy-on-write view of them. Two things return to the user's own directories: the session files of
-the winner, and a login that an attempt refreshed, because the provider no longer accepts the one before. An attempt is
-not trusted: of its views only regular files are read, by descriptor and within limits, and nothing but new or appended
-session files and the named values of a login file is written.
+the winner, and a login that an attempt refreshed, because the provider no longer accepts the previous one. An attempt
+is not trusted: only regular files of its views are read, by descriptor and within limits, and only new or appended
+session files and the named values of a login file are written.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LONGEST_VALUE = 1 << 16
 _LATEST_S = 2 * 366 * 86400.0  # a login that claims to be valid for longer is not believed
 _MILLISECONDS = 1e11  # times from here on are in milliseconds
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
-_MOST = 1e18  # beyond any time in nanoseconds; also not a number or infinity
+_MOST = 1e18  # beyond any time in nanoseconds; NaN and infinity are refused too
 _BLOCK = 1 << 20
 
 
@@ -64,8 +64,8 @@ class Login:
     """A JSON file with a login, and the values in it that a refresh changes.
 
     ``file`` is a path or a pattern. ``keys`` are paths of keys such as ``tokens.access_token``; a ``*`` is any one key.
-    ``newest`` is the key of a time, a number or an ISO date, that grows with each refresh; without it the file's own
-    time counts.
+    ``newest`` is the key of a time, a number or an ISO date, that grows with each refresh; without it the file's mtime
+    counts.
     """
 
     file: str
@@ -78,8 +78,9 @@ class AgentPaths:
     """The paths of an agent that are ``branched``, and the patterns of its ``sessions`` and its ``logins`` in them.
 
     ``{project}`` in the pattern of a session is the workspace's path with hyphens for all but letters and digits.
-    ``databases`` are SQLite files with sessions: that of the winner replaces the user's as a whole, if that is what it
-    was. ``before`` is recorded with the views of an attempt: the state of logins and databases when they were made.
+    ``databases`` are SQLite files with sessions: the winner's replaces the user's as a whole, if that has not changed
+    since. ``before`` is recorded with the views of an attempt: the state of logins and databases when the views were
+    created.
     """
 
     branched: tuple[str, ...] = ()
@@ -162,7 +163,7 @@ def _create_directory(path: str) -> list[str]:
 
 @contextmanager
 def _existing(path: str) -> Iterator[None]:
-    """Create a directory while the block runs; afterwards those are removed that are new and still empty."""
+    """Create a directory for the block; afterwards remove the directories that are new and still empty."""
     new: list[str] = []
     with suppress(OSError):
         new = _create_directory(path)
@@ -408,7 +409,7 @@ def _is_continued(parent: int, name: str, before: os.stat_result, fd: int) -> bo
 # Databases
 
 _WAL = "-wal"
-_PENDING = (_WAL, "-journal")  # what of a SQLite database is not in its file yet
+_PENDING = (_WAL, "-journal")  # files with data that is not in the SQLite database itself yet
 _SQLITE = b"SQLite format 3\0"
 _LARGEST_WAL = 64 << 20
 _WAL_HEADER = struct.Struct(">8I")  # magic, version, page size, sequence, two salts, two checksums
@@ -430,7 +431,7 @@ def _describe_file(path: str) -> list[Any]:
 
 
 def _take_database(view: PathView, database: str, before: list[Any] | None) -> None:
-    """Replace the user's database by the winner's, if that changed it and nobody else did."""
+    """Replace the user's database with the winner's, if the winner changed it and nobody else did."""
     path = None if view.kind == "file" else _relative_to(database, view.given)
     if path is None:
         return
@@ -479,7 +480,7 @@ def _apply_wal(wal: int, database: int) -> None:
     """Write the transactions of a database's log into its file, as SQLite does when a program closes it.
 
     SQLite itself is not used on what an attempt wrote. As there, the log ends at the first frame whose checksum does
-    not match; what follows the last complete transaction is left out. Raises _SkippedError if it is no such log.
+    not match; what follows the last complete transaction is left out. Raises _SkippedError if it is not a valid log.
     """
     header = os.pread(wal, _WAL_HEADER.size, 0)
     if len(header) < _WAL_HEADER.size:
@@ -524,7 +525,7 @@ def _add_checksum(sums: tuple[int, int], data: bytes, order: str) -> tuple[int, 
 
 
 class _Replacement:
-    """A file that takes the place of another in one step, or of none, if nobody changed that meanwhile."""
+    """A new file that atomically replaces an existing one, if there is one and nobody changed it meanwhile."""
 
     def __init__(self, directory: int, name: str, before: os.stat_result | None) -> None:
         self.directory = directory
@@ -535,7 +536,7 @@ class _Replacement:
 
     def __enter__(self) -> _Replacement:
         try:
-            # A file without a name is gone after a kill. Not every filesystem has them.
+            # A file without a name (O_TMPFILE) disappears after a kill. Not every filesystem supports it.
             self.fd = fds.track(
                 lambda: os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self.directory)
             )
@@ -679,7 +680,7 @@ def _take_login_file(view: PathView, login: Login, directory: str, name: str, pa
 
 
 def _take_first_login(view: PathView, login: Login, before: list[Any] | None) -> None:
-    """Take over a login of the winner where the user had none when it began, and still has none."""
+    """Take over the winner's login if the user had none when the attempt began, and still has none."""
     path = None if view.kind == "file" or before != [None] * 3 else _relative_to(_expand(login.file), view.given)
     if path is None or re.search(r"[*?\[]", path):
         return
@@ -739,9 +740,9 @@ def _locked_directory(path: str) -> Iterator[int]:
 def _merge_login(ours: bytes, theirs: bytes, login: Login, *, is_later: bool) -> bytes | None:
     """Return the user's login file with an attempt's newer values; None if the attempt has no newer login.
 
-    Everything but the values of ``login.keys`` stays the user's. Each of these that the user's file has must be in the
-    other, of the same type and not empty. ``is_later`` says that the attempt's file is newer, for logins without times.
-    Raises _SkippedError if the attempt's file is not a valid login.
+    Everything but the values of ``login.keys`` stays the user's. Each of these values in the user's file must be in the
+    attempt's file too, of the same type and not empty. ``is_later`` says that the attempt's file is newer, for logins
+    without times. Raises _SkippedError if the attempt's file is not a valid login.
     """
     document = _parse(ours, "the user's file")
     offered = _parse(theirs, "the attempt's file")
@@ -840,7 +841,7 @@ def _is_valid(own: Any, new: Any) -> bool:
 
 
 def _is_newer(own: Any, new: Any) -> bool:
-    """Compare two times. One that is implausibly far in the future is not newer, or no later one ever would be."""
+    """Compare two times. One implausibly far in the future does not count as newer: no later time could replace it."""
     ours, theirs = _to_seconds(own), _to_seconds(new)
     return ours is not None and theirs is not None and ours < theirs < time.time() + _LATEST_S
 

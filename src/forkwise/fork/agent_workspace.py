@@ -77,7 +77,7 @@ class AgentFiles:
             self._mark(source)
 
     def _mark(self, branch: Branch) -> None:
-        """Record that a model decides what is written to a branch, unless its commands are not confined either."""
+        """Record that a model decides what is written to a branch, unless commands there are unconfined anyway."""
         if self.confinement.read_only:
             branch.mark_confined()
 
@@ -218,7 +218,7 @@ class BranchWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesys
 
     @property
     def ref(self) -> WorkspaceRef:
-        """The branch's name for any process of this user, valid while the branch exists."""
+        """The reference by which any process of this user can open the branch while it exists."""
         return self._ref
 
     async def working_dir(self) -> str:

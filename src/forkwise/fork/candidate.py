@@ -148,9 +148,9 @@ Command = Sequence[str]
 
 
 class OutputReader(ABC):
-    """Reads what a command prints while it runs, for a command whose output says what it does and costs.
+    """Reads the output of a command while it runs, if the output says what the command does and costs.
 
-    ``feed`` is called in another thread than everything else.
+    ``feed`` is called in a different thread from everything else.
     """
 
     @abstractmethod
@@ -168,12 +168,12 @@ class OutputReader(ABC):
     @property
     @abstractmethod
     def activity(self) -> str | None:
-        """What the command does now, as a line; None if its last line of output says it."""
+        """What the command is doing now, as one line; None if its last line of output says so."""
 
     @property
     @abstractmethod
     def has_answer(self) -> bool:
-        """Whether the service behind the command has answered, so that another command can expect that, too."""
+        """Whether the service behind the command has answered, so that another command can expect an answer too."""
 
     @abstractmethod
     def take_steps(self) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ class OutputReader(ABC):
 
     @abstractmethod
     def restart(self, note: str) -> None:
-        """Begin anew, because the command is run again: what it did and cost before still counts; add a note."""
+        """Start over, with a note, because the command is run again; what it did and cost before still counts."""
 
     @abstractmethod
     def explain(self, judgement: Judgement) -> Judgement:
@@ -204,7 +204,7 @@ class OutputReader(ABC):
 class Candidate:
     """A function of the branch's directory, or a command.
 
-    ``label`` is its name for people. ``prior`` is its score if neither the candidate nor an evaluator gives one. With
+    ``label`` is its name for people. ``prior`` is its score if neither the candidate nor an evaluator returns one. With
     ``has_feedback`` its function may return ``(success, feedback)``, a text instead of a score.
 
     A command gets ``environment`` and its ``prompt``, as a file, in addition to what its runner gives it. ``agent`` is
@@ -230,7 +230,7 @@ class Candidate:
     at_once: int | None = None
 
     def select(self, index: int) -> Candidate:
-        """Return the candidate that attempt ``index`` runs: this one, or its turn of the variants."""
+        """Return the candidate that attempt ``index`` runs: this one, or the variant whose turn it is."""
         return self.variants[index % len(self.variants)] if self.variants else self
 
     @classmethod
@@ -304,10 +304,10 @@ class Judgement:
     """The meaning of a job's end.
 
     ``score`` is the candidate's own, if it gave one. ``message`` is the text that a function returned with its success.
-    With a ``fault`` it says nothing about the candidate, which ran at all if ``has_started``. With ``blocks_others``
-    the same fault will hit every other attempt of this candidate, until the user does something about it. With
-    ``retry_after`` the provider refused a request for now: the same candidate may succeed after so many seconds, or
-    after a while if that is 0.
+    With a ``fault`` it says nothing about the candidate, and ``has_started`` says whether the candidate ran at all.
+    With ``blocks_others`` the same fault will hit every other attempt of this candidate, until the user does something
+    about it. With ``retry_after`` the provider refused a request for now: the same candidate may succeed after so many
+    seconds, or after a while if that is 0.
     """
 
     success: bool

@@ -49,8 +49,8 @@ class Combined:
 
     ``merged`` are the paths merged from several attempts; ``taken`` maps each other path to its attempt. ``conflicts``
     are those left undecided. ``left_repositories`` has, by attempt, the work in git repositories that is not taken: it
-    is taken only from an attempt that gave all files. ``tests`` is the report of the tests, None if they did not run.
-    ``commit`` is None if the combination was not committed; ``landed`` has the details of the commit.
+    is taken only from an attempt that contributed all files. ``tests`` is the report of the tests, None if they did not
+    run. ``commit`` is None if the combination was not committed; ``landed`` has the details of the commit.
     """
 
     fork: str

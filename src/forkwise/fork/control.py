@@ -156,8 +156,8 @@ def clean_up(
 ) -> CleanupReport:
     """Remove what dead processes left behind, and all but the newest ``keep_forks`` forks from the ledger.
 
-    Forks that ended within the last ``fork_age`` seconds stay as well; None keeps all. If ``old_commits`` is given, the
-    undo records of exactly these commits are removed, whatever ``keep`` says.
+    Forks that ended within the last ``fork_age`` seconds stay too; None keeps all forks. If ``old_commits`` is given,
+    the undo records of exactly these commits are removed, whatever ``keep`` says.
 
     Removes the branches of forks that are over, and those that tests and judges ran in. Branches of unfinished forks
     stay; ``force`` aborts the interrupted ones. For the other arguments see ``Workspace.gc``.

@@ -71,7 +71,7 @@ class Evaluator(ABC):
     criteria: tuple[str, ...] = (DEFAULT_CRITERION,)
 
     async def prepare(self, fork: Fork) -> None:
-        """Get ready before the first attempt of an outermost fork starts. What is raised ends the fork at once."""
+        """Get ready before the first attempt of an outermost fork starts. An exception here ends the fork at once."""
         return
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Evaluator(ABC):
 
     @property
     def test_scores(self) -> int:
-        """How many of the first scores come from tests: those that a judge may not overrule."""
+        """How many of the first scores come from tests, and so may not be overruled by a judge."""
         return len(self.criteria) if self.has_tests else 0
 
     async def retest(self, branch: Branch) -> Evaluation:
@@ -264,7 +264,7 @@ def keep_ignored() -> Iterator[None]:
 def list_ignored(branch: Branch) -> list[str]:
     """List the changed paths that the commit of an attempt to the workspace will leave out.
 
-    The changes of the branches around it count as well. Of a directory that is left out, only its own path is listed.
+    The changes of the branches around it count too. For a directory that is left out, only its own path is listed.
     """
     from forkwise.files.versions import list_ignored_tops  # noqa: PLC0415 - only the end of an attempt needs it
 
@@ -289,10 +289,10 @@ def _list_above(path: str) -> list[str]:
 
 
 def drop_ignored(scratch_branch: Branch) -> list[str]:
-    """Give a scratch branch the workspace's version of what the attempt's commit will leave out; return those paths.
+    """Reset paths that the attempt's commit will leave out to the workspace's version in a scratch branch; return them.
 
-    What is tested there is then what the commit brings. The branch must not have been shown yet: in a layered view this
-    changes its layer, where a directory that the workspace lacks takes one operation, whatever it holds.
+    So the tests see exactly what will be committed. The branch must not have been shown yet: in a layered view this
+    changes its layer, where hiding a directory that the workspace lacks takes one operation, whatever it holds.
     """
     if not isinstance(scratch_branch.parent, Branch):
         return []

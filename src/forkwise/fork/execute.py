@@ -169,7 +169,7 @@ class SpendBudget:
 
     @contextmanager
     def spend(self, attempt: str) -> Iterator[Callable[[OutputReader], None]]:
-        """Let the block's task be cancelled when too much is spent. Yield a function that checks what a reader knows.
+        """Cancel the block's task when too much is spent. Yield a function that checks the cost a reader has found.
 
         The function may be called in any thread.
         """
@@ -232,7 +232,7 @@ class StartGate:
             await asyncio.wait_for(self._opened.wait(), self._patience)
 
     def open(self, attempt: str, judgement: Judgement | None = None) -> None:
-        """Let the others start, or not, because an attempt was answered or has ended."""
+        """Let the other attempts start, or not, now that an attempt was answered or has ended."""
         if judgement is not None and judgement.blocks_others and self.reason is None:
             self.reason = f"not started: {attempt} ended with {judgement.reason}"
         self._opened.set()
@@ -242,7 +242,7 @@ class StartGate:
 class ProviderRules:
     """How the attempts of a fork treat providers of models: how many use one at once, None for any number.
 
-    ``retries`` is how often an attempt starts again that a provider refused because of too many requests.
+    ``retries`` is how often an attempt starts again after a provider refused it because of too many requests.
     """
 
     at_once: int | None = None
@@ -251,7 +251,7 @@ class ProviderRules:
     def find_delay(self, count: int, asked_s: float) -> float | None:
         """Return the seconds to wait after ``count`` earlier waits; ``asked_s`` is what the provider asks for, or 0.
 
-        None if it is not worth it. Attempts that were refused together do not return together.
+        None means that waiting is not worthwhile. Attempts that were refused together wait for different times.
         """
         if count >= self.retries or asked_s > _LONGEST_WAIT:
             return None
@@ -263,7 +263,8 @@ class ProviderRules:
 class ProviderLimit:
     """The attempts that use one provider at once: as many as allowed, and fewer after it has refused one.
 
-    A refusal halves their number, except for those who had begun before it; each attempt that was answered adds one.
+    A refusal halves the limit, unless the refused attempt began before the last one; each attempt that is answered adds
+    one.
     """
 
     def __init__(self, at_once: int | None) -> None:
@@ -285,7 +286,7 @@ class ProviderLimit:
         self._users.setdefault(attempt, self._refusals)
 
     def leave(self, attempt: str, *, is_refused: bool = False) -> None:
-        """Let another attempt use the provider, which has refused this one, or has answered it."""
+        """Let another attempt use the provider, after it has answered this one or refused it."""
         if attempt not in self._users:
             return
         together = len(self._users)
@@ -302,8 +303,8 @@ class ProviderLimit:
 class Preparation:
     """The attempts of a fork that are being prepared: a few at once, so that the first ones run meanwhile.
 
-    Otherwise each of a thousand attempts would take its first step before any took its second one, and the nodes of a
-    cluster would wait until the last one was prepared.
+    Otherwise each of a thousand attempts would take its first step before any of them took its second, and the nodes of
+    a cluster would wait until the last one was prepared.
     """
 
     def __init__(self) -> None:
@@ -332,9 +333,9 @@ def _read_amounts(cost: Mapping[str, Any]) -> tuple[float, int]:
 async def execute(attempt: Attempt, name: str) -> None:
     """Run an attempt to its end in a branch called ``name``.
 
-    Whatever the candidate does, an error makes the attempt fail; only cancellation is raised, after it was recorded. A
-    fault of the machine does not: what it hit is tried once more, unless the candidate ran; then the attempt is over as
-    ``faulted``.
+    An error of any kind makes the attempt fail; only cancellation is raised, after it was recorded. A fault of the
+    machine does not make it fail: the failed step is tried once more, unless the candidate ran; then the attempt ends
+    as ``faulted``.
     """
     ledger, facts = attempt.fork.ledger, attempt.facts
     await attempt.fork.preparation.enter(attempt.id)
@@ -353,7 +354,7 @@ async def execute(attempt: Attempt, name: str) -> None:
                 facts |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
                 await finish(run_in_thread(_finish_reader, attempt))
                 await attempt.nested_runs.end()
-                # Even if it was cancelled, and before another attempt's commit changes what it is compared with.
+                # Done even if it was cancelled, and before another attempt's commit changes what it is compared with.
                 facts["files"] = await finish(run_in_thread(_save_changes, attempt))
     except Exception as error:  # noqa: BLE001 - of forkwise itself, such as a full disk: only this attempt ends
         is_of_branch = isinstance(error, BranchError)  # such as one that the candidate dropped
@@ -373,7 +374,8 @@ async def execute(attempt: Attempt, name: str) -> None:
 def _note_edits(attempt: Attempt) -> None:
     """Record what other programs changed in the workspace since the attempt's branch was forked.
 
-    The kernel has reported that already, if it may; except for what a function changed, which runs in this process.
+    The kernel has reported that already if this user may watch, except for changes by a function, which runs in this
+    process.
     """
     branch, fork = attempt.own_branch, attempt.fork
     if fork.reports_edits and attempt.candidate.argv is not None:
@@ -385,7 +387,7 @@ def _note_edits(attempt: Attempt) -> None:
 
 
 async def _open_and_run(attempt: Attempt, name: str, output: AttemptLog) -> Judgement:
-    """Run the candidate in its branch; again, in a new branch, after its provider refused it for now."""
+    """Run the candidate in its branch; if its provider refuses it for now, run it again in a new branch."""
     fork, limit = attempt.fork, attempt.fork.find_limit(attempt)
     count = 0
     while True:
@@ -414,7 +416,7 @@ async def _wait_for_provider(attempt: Attempt, judgement: Judgement, delay_s: fl
 
 
 async def _open_and_try(attempt: Attempt, name: str, output: AttemptLog, *, is_again: bool) -> Judgement:
-    """Run the candidate in its branch; once more, in a new branch, if a fault kept it from being started."""
+    """Run the candidate in its branch; if a fault kept it from starting, try once more in a new branch."""
     try:
         await _open_branch(attempt, name)
         judgement = await _run(attempt, output, is_again=is_again)
@@ -583,7 +585,7 @@ def _finish_reader(attempt: Attempt) -> None:
 
 
 def _explain(judgement: Judgement, command: str, printed: str) -> Judgement:
-    """Add to the reason of a failure what the sandbox has to do with it."""
+    """Add to the reason of a failure how the sandbox contributed to it, if it did."""
     cause = explain_private_temporary(command, f"{judgement.reason}\n{printed}")
     return replace(judgement, reason=f"{judgement.reason}; {cause}") if cause else judgement
 
@@ -684,9 +686,9 @@ def _fail(attempt: Attempt, reason: str | None, error: BaseException | None, fau
 def _report_progress(attempt: Attempt, output: AttemptLog) -> Iterator[Callable[[], None]]:
     """Write the attempt's progress to the ledger at intervals while the block runs.
 
-    That of an attempt on another machine is written when the function that the block gets was called, on the event
-    loop. A thousand of them may wait for a node at once, and looking at each of them five times a second would take
-    most of this process's time.
+    For an attempt on another machine, it is written only after the yielded function was called, on the event loop. A
+    thousand such attempts may wait for a node at once, and checking each of them five times a second would take most of
+    this process's time.
     """
     loop = asyncio.get_running_loop()
     is_remote = attempt.fork.settings.runner.is_remote

@@ -30,7 +30,7 @@ Fault = Literal["sandbox", "view", "server", "disk", "provider", "ledger", "node
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EUCLEAN)
 _SYSTEM = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EUSERS, errno.ENOBUFS)
 
-# Errors of model requests, by name: the libraries are not imported for this, and one that was not cannot have raised.
+# Errors of model requests, by name, so that no library is imported for this: one that is not loaded raised nothing.
 _PROVIDER_ERRORS = {
     "pydantic_ai": (
         "ModelConnectionError",

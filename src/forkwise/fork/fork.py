@@ -329,7 +329,7 @@ class Fork:
         return self
 
     def _watch_edits(self) -> None:
-        """Have the kernel report what other programs change in the workspace, if this user may ask for that."""
+        """Have the kernel report what other programs change in the workspace, if this user may watch it."""
         with suppress(OSError):  # the workspace was removed: its attempts fail for that reason
             if isinstance(self._parent, Workspace) and self.inside is None and is_ordinary(self._parent.path):
                 self._edit_watch = EditWatch(self._parent, self.record.generation, self.record_edits)
@@ -365,7 +365,7 @@ class Fork:
                     self._polling.cancel()
 
     async def _hold_successes(self, reason: str) -> bool:
-        """Leave the attempts that have succeeded for a pick, drop the others, and return whether there are any."""
+        """Leave successful attempts for a pick, and drop the others; return whether any succeeded."""
         if not self.settings.holds_on_interrupt or self.inside is not None or _is_decided(self):
             return False
         await self.cancel(self.attempts, reason)
@@ -449,7 +449,7 @@ class Fork:
         return attempt
 
     def _choose_branch(self, key: str, index: int) -> str | None:
-        """Return the name of a branch that is resumed; None for the usual name of a new one, unless that is taken."""
+        """Return the name of the branch to resume; None if a new branch can have its usual name."""
         if key in self._known:
             return self._known[key].branch
         # Earlier versions counted branches from 0, so that the branch of another attempt may have this name.
@@ -518,7 +518,7 @@ class Fork:
         """Yield the attempts in the order in which they end."""
         waiting = {self._tasks[a.id]: a for a in attempts}
         ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
-        for task in waiting:  # asyncio.wait would add a callback to each of them again for every one that ends
+        for task in waiting:  # asyncio.wait would add a callback to every task again each time one ends
             task.add_done_callback(ended.put_nowait)
         while waiting:
             done = [await ended.get()]
@@ -712,7 +712,7 @@ class Fork:
         await write_with_retry(lambda: self.ledger.abort_fork(self.id, reason), self.attempts)
 
     async def _keep_rejected(self, attempts: Sequence[Attempt]) -> None:
-        """Keep the branches of attempts that only failed their retest: with a fix they may be of use."""
+        """Keep the branches of attempts that failed only their retest, because a fix may make them useful."""
         for attempt in attempts:
             if attempt.branch is not None:
                 try:
@@ -783,7 +783,7 @@ def _is_decided_elsewhere(fork: Fork) -> bool:
 
 
 def _trace_attempt(attempt: Attempt) -> AbstractContextManager[Any]:
-    """Trace an attempt: by a coding agent as the invocation of that agent, any other as an attempt."""
+    """Trace an attempt: one by a coding agent as an invocation of that agent, any other as an attempt."""
     candidate = attempt.candidate
     if candidate.agent is None:
         return span("attempt", id=attempt.id, label=candidate.label)

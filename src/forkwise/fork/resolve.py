@@ -70,7 +70,7 @@ __all__ = [
 
 
 def check_executables(branch: Branch, allow_executable_config: bool | None = None) -> None:
-    """Raise ExecutableConfigError if a commit of the branch would: for callers that must know before they decide.
+    """Raise ExecutableConfigError if committing the branch would, for callers that must know before they decide.
 
     ``allow_executable_config`` is that of the commit.
     """
@@ -166,7 +166,7 @@ def _land_retested(branch: Branch, policy: ConflictPolicy, retest: Retest, allow
         except BaseException as error:
             if kept is not None:
                 kept.abort()
-            if not isinstance(error, ConflictError):  # which says that the parent was changed since it was tested
+            if not isinstance(error, ConflictError):  # a ConflictError means that the parent changed after the test
                 raise
     raise build_busy_error(branch)
 
@@ -191,7 +191,7 @@ def _keep_versions(branch: Branch, paths: Sequence[str]) -> Branch | None:
     data = branch.data_directories if not branch.view_kind.native else DataDirectories()
     mixed = [] if branch.view_kind.whole else [path for path in paths if path in data.whole]
     if mixed:
-        # A layer has only the files that the branch changed, and the parent changed others beneath them.
+        # A layer has only the files that the branch changed, and the parent has changed others of the same database.
         warnings.warn(
             f"{branch.branch_path}: its version of the database {', '.join(mixed)} was dropped, because the parent's "
             "was changed since the fork: the parent's is kept",
@@ -363,7 +363,7 @@ def conclude(
 
 
 def _build_retest(fork: StoredFork, tests: Evaluator | None) -> Retest | None:
-    """Return the retest of a fork's outcome; None if that did not pass the tests before, and so may fail them."""
+    """Return the retest of a fork's outcome; None if the outcome had not passed the tests before."""
     record = fork.record
     if tests is None or not tests.has_tests:
         return None
@@ -412,7 +412,7 @@ def _restore_replaced(fork: StoredFork, error: RetestError) -> None:
 
 
 def _pass_over_replaced(fork: StoredFork, branch: Branch) -> None:
-    """Rebase a replacement without a test, if nothing happened since its tests but the winner's commit and undo."""
+    """Rebase a replacement without a test, if only the winner's commit and its undo happened since its tests."""
     since = set(compare_with_parent(branch, scan=False).commits)
     if since and since <= {commit.id for commit in _list_replaced(fork)}:
         rebase_over_reverted(branch)

@@ -1,4 +1,4 @@
-"""Retest: a winner is committed only on tests that ran on what the commit leaves behind.
+"""Retest: a winner is committed only if its tests passed on exactly the files that the commit results in.
 
 If the parent was changed since the fork, by another commit or by edits that a commit notices, the winner is rebased,
 tested again, and committed only if the parent did not change meanwhile; otherwise that is repeated a few times.
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 MAX_ROUNDS = 5
-"""How often a winner is rebased and tested again, before it is given up for now."""
+"""How often a winner is rebased and tested again before the commit fails."""
 
 _SHOWN = 3
 _FILE = "tested"  # in the branch's home: the rebase after which the tests passed
@@ -89,7 +89,7 @@ class Retest:
 
 
 def _copy_from_parent(branch: Branch, test_branch: Branch, paths: Sequence[str]) -> None:
-    """Replace paths by the versions of the branch's parent."""
+    """Replace ``paths`` with the versions of the branch's parent."""
     parent, apparent_root = branch.parent, os.fspath(branch.workspace.path)
     directory = parent.path if isinstance(parent, Branch) else parent.workspace.path
     theirs, ours = (FileTree(os.fspath(path), apparent_root) for path in (directory, test_branch.path))
@@ -133,7 +133,7 @@ def prepare_commit(branch: Branch, on_conflict: OnConflict, retest: Retest, *, m
     ``commit_retested`` does; the branch then holds what was tested.
     """
     together: list[str] = []
-    for _ in range(2 * MAX_ROUNDS + 1):  # a rebase and a test each time, and a last look
+    for _ in range(2 * MAX_ROUNDS + 1):  # a rebase and a test each time, and a final check
         standing = compare_with_parent(branch, scan=on_conflict != "refuse")
         if standing.has_moved:
             _rebase(branch, standing, on_conflict, merges=merges)
@@ -202,7 +202,7 @@ def _describe(standing: Standing) -> list[str]:
 
 
 def build_busy_error(branch: Branch) -> CommitError:
-    """Build the error for a branch whose parent changed each time that it was tested."""
+    """Build the error for a branch whose parent changed every time the branch was tested."""
     return CommitError(
         f"{branch.branch_path} was not committed, nothing was changed: {branch.parent.branch_path} changed each of the "
         f"{MAX_ROUNDS} times that the branch was tested. Commit it once fewer commits are made, or without a retest "

@@ -155,7 +155,7 @@ class Runner(ABC):
 
     @abstractmethod
     async def run(self, job: Job) -> RunEnd:
-        """Run a job to its end. Cancellation first kills the job and its descendants, if the runner can do that."""
+        """Run a job to its end. Cancellation first kills the job and its descendants, if the runner can."""
 
 
 #: The state directory for a workspace inside a sandbox: the host's is hidden there, and the sandbox has its own /tmp.
@@ -259,7 +259,8 @@ class SandboxRunner(Runner):
             cpu=done.cpu,
             memory=done.memory,
             limit=done.limit,
-            # Nobody but the caller, which does not get here then, kills a whole sandbox, except for a limit.
+            # If the caller kills a whole sandbox, this line is not reached; so without a limit, it was killed from
+            # outside.
             fault="sandbox" if done.ending == "killed" and done.limit is None else None,
         )
 

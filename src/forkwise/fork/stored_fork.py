@@ -2,8 +2,9 @@
 
 ``load_side`` and ``compare_sides`` read what attempts and commits changed, also after their branches are gone.
 
-Also reconciles the two: a commit or undo changes the workspace first and is recorded in the ledger afterwards.
-``reconcile`` adds what a kill in between left out; it finds a fork's branches by their names, which start with its id.
+This module also reconciles the two: a commit or undo changes the workspace first and is recorded in the ledger
+afterwards. ``reconcile`` records what a kill in between left out; it finds a fork's branches by their names, which
+start with its id.
 """
 
 from __future__ import annotations
@@ -227,8 +228,8 @@ def branch_gone_error(attempt: AttemptRecord) -> BranchNotFoundError:
 class ComparedSide:
     """One side of a comparison: what a branch, an attempt or a commit changed, and on top of what.
 
-    ``origin`` and ``generation`` name the state of the files that it started from. ``stored`` is what the ledger has of
-    it, None if it was read from its branch or from the undo records.
+    ``origin`` and ``generation`` name the state of the files that it started from. ``stored`` is the ledger's copy,
+    None if the changes were read from the branch or from the undo records.
     """
 
     origin: str
@@ -282,7 +283,7 @@ def _load_stored(ledger: Ledger, fork: ForkRecord, attempt: AttemptRecord, gener
 
 
 def _load_commit(ledger: Ledger, workspace: Workspace, number: int) -> ComparedSide:
-    """Find what a commit changed: what its attempt did, or else what the undo records and the files say."""
+    """Find what a commit changed: from the stored changes of its attempt, or else from undo records and files."""
     commit = next((one for one in workspace.history() if one.id == number), None)
     if commit is None:
         committed = [fork for fork in ledger.forks() if fork.commit == number]
@@ -354,7 +355,7 @@ def undo(workspace: Workspace, number: int | None = None) -> Commit:
 def warn_if_unrecorded(done: str) -> Iterator[None]:
     """Warn, instead of raising, if the block cannot record in the ledger what was ``done`` to the files.
 
-    An exception would say that it was not done. The workspace's history has it, and ``reconcile`` records it later.
+    An exception would suggest that it was not done. The workspace's history has it, and ``reconcile`` records it later.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Configuration of git that makes git run, include or follow something: which keys, attributes and files do.
+"""Git configuration that makes git run, include or follow something: which keys, attributes and files do that.
 
 A key counts unless it is listed as harmless, because new versions of git and its extensions add keys for programs.
 """
@@ -19,7 +19,7 @@ _BOOLEAN = r"(?i:true|false|yes|no|on|off|0|1|)"
 _WORD = r"[\w.+-]*"
 _LINE = r"[^\x00-\x1f]*"
 #: Addresses on other machines. ``name::address`` starts the program ``git-remote-name``, a leading dash is read as an
-#: option, and a push to a local repository runs the hooks in there.
+#: option, and a push to a local repository runs that repository's hooks.
 _ADDRESS = r"(?:https?|ssh|git)://[^-\x00-\x20][^\x00-\x20]*|[\w.]+@[\w][\w.-]*:[^\x00-\x20]*"
 
 #: Keys that only hold data, and the values that do. Everything is matched in full; names are in lower case.
@@ -77,7 +77,8 @@ _BUILT_IN = {
 def find_keys(old: bytes, new: bytes, path: str) -> list[str] | None:
     """Return the keys of a configuration file at ``path`` that changed and are not harmless.
 
-    ``path`` is relative to the workspace. None means that nobody can tell: git is not installed or cannot parse it.
+    ``path`` is relative to the workspace. None means that it cannot be checked: git is not installed or cannot parse
+    it.
     """
     try:
         before, after = parse_settings(old), parse_settings(new)
@@ -88,7 +89,7 @@ def find_keys(old: bytes, new: bytes, path: str) -> list[str] | None:
     first, second = ([row for row in rows if not _is_harmless(*row, path)] for rows in (before or [], after))
     if first == second:
         return []
-    # A value that only changed its place can win over another one, so the order counts.
+    # The last value of a key wins, so a changed order counts too.
     return sorted({name for name, _ in {*first} ^ {*second}} or {name for name, _ in second})
 
 
@@ -101,7 +102,7 @@ def _is_harmless(name: str, value: str, path: str) -> bool:
 
 
 def find_attributes(old: bytes, new: bytes) -> list[str]:
-    """Return the drivers that new lines of an attributes file select, other than those that git or Git LFS has."""
+    """Return the drivers that new lines of an attributes file select, except those of git itself and of Git LFS."""
     lines = set(new.decode(errors="replace").splitlines()) - set(old.decode(errors="replace").splitlines())
     found = {
         match[0].strip() for line in lines for match in _DRIVER.finditer(line) if match[2] not in _BUILT_IN[match[1]]

@@ -1,7 +1,7 @@
 """Executable configuration: files of a delta that make programs on the user's machine run something by themselves.
 
-Ordinary code is not meant: a Makefile or a module runs when the user runs it. A git hook, an editor's task or a Python
-start-up file runs without being asked for. docs/sandbox.md has the list for users.
+Ordinary code does not count: a Makefile or a module runs when the user runs it. A git hook, an editor's task or a
+Python start-up file runs without a request. docs/sandbox.md has the list for users.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["check_executable_config", "find_config_directory", "find_executable_
 
 _LARGEST = 1 << 20
 
-#: Paths, in lower case, at any depth, and what runs them or what they tell to run something.
+#: Paths, in lower case, at any depth, and the program that runs them or runs what they name.
 _FILES: tuple[tuple[str, str], ...] = (
     (r"\.envrc", "direnv"),
     (r"\.?mise(\.local)?\.toml|\.config/mise/config\.toml", "mise"),
@@ -56,12 +56,12 @@ _FILES: tuple[tuple[str, str], ...] = (
     (r"\.config/(autostart|systemd/user)/.+", "the desktop session"),
     (r"\.gitconfig|\.config/git/config", "git"),
 )
-# A cheap test that every labelled path passes: most deltas need nothing else.
+# A cheap test that every path with a label passes; in most deltas no path does, and nothing else has to run.
 _CANDIDATE = re.compile(
     r"(?:^|/)(?:\.|(?:mise\.|lefthook|opencode\.|sitecustomize|usercustomize)|(?:config|head)$)|(?:^|/)(?:hooks|__pycache__)/|\.pth$|\.code-workspace$"
 )
 
-#: Directories of which the list above names files: a link in such a place could lead to any others.
+#: Directories with files that the list above names: a symlink in place of one could lead to any other files.
 _DIRECTORIES = {
     *(
         ".vscode",
@@ -79,7 +79,7 @@ _DIRECTORIES = {
     *(".codex", ".opencode", ".forkwise", ".ssh", ".config"),
 }
 
-#: Directories of a repository with data only, in which a name such as ``config`` is that of a branch.
+#: Directories of a repository that hold only data: a file called ``config`` in one is a branch of that name.
 _GIT_DATA = {"refs", "logs", "objects", "lfs", "rr-cache"}
 #: Lines of .pth files that installers write into every environment.
 _PTH_KNOWN = re.compile(
@@ -108,8 +108,8 @@ def find_executable_config(
 ) -> dict[str, str]:
     """Return the changed paths that are executable configuration, sorted, each with what will run or read it.
 
-    Contents are read only of files whose name can matter, so the cost depends on the size of the changes. A search that
-    is not ``thorough`` leaves out what only the repository's configuration names: included files, and hooks elsewhere.
+    Only files whose name can matter are read, so the cost depends on the size of the changes. A search that is not
+    ``thorough`` leaves out files that only the repository's configuration names: included files, and hooks elsewhere.
     """
     included, hooks = _named_by_repository(branch) if thorough and scan.entries else ((), ())
     own = _find_own_directory(branch)
@@ -163,7 +163,7 @@ def _named_by_repository(branch: Branch) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 def find_config_directory() -> str:
-    """Return the user's own configuration directory. A relative $XDG_CONFIG_HOME is ignored, as it has to be."""
+    """Return the user's own configuration directory. A relative $XDG_CONFIG_HOME is ignored, as XDG requires."""
     return _build_config_directory(os.environ.get("XDG_CONFIG_HOME", ""), os.environ.get("HOME"))
 
 
@@ -193,7 +193,7 @@ def _resolve(path: str) -> str:
     return real
 
 
-#: Paths without symlinks, with the identity and the ctime of the directory above: that changes if the path does.
+#: Paths without symlinks, each with the identity and ctime of its parent directory, which differ if the path changed.
 _without_symlinks: dict[str, tuple[int, int, int]] = {}
 
 
@@ -211,7 +211,7 @@ def _is_large(entry: Entry) -> bool:
 
 
 class _Reader:
-    """Decides for single entries of a scan, reading both versions where the content matters."""
+    """Labels single entries of a scan; reads both versions where the content matters."""
 
     def __init__(self, branch: Branch, versions: Versions, scan: Scan) -> None:
         self._workspace = branch.workspace.target
@@ -300,7 +300,7 @@ class _Reader:
         return "every Python that finds it" if runs else None
 
     def _label_bare(self, entry: Entry) -> str | None:
-        """Label what completes a bare repository, which git finds in any directory, with a configuration that runs."""
+        """Label an entry that completes a bare repository, which git finds anywhere, if its configuration runs code."""
         from forkwise.git.configuration import find_keys  # noqa: PLC0415 - rarely needed
 
         prefix = f"{entry.directory}/" if entry.directory else ""

@@ -95,15 +95,15 @@ def check_ignore(ignore: object) -> None:
 
 
 def is_litter_glob(glob: str) -> bool:
-    """Return whether a glob of litter is valid: one that means the same to git, which is asked for tracked files."""
+    """Return whether a litter glob is valid: git, which lists the tracked files, has to read it the same way."""
     return glob.isprintable() and not set(glob) & set("[]\\")
 
 
 def select_ignored(root: str | os.PathLike[str], paths: Iterable[str], ignore: Ignore = "git") -> set[str]:
-    """Return those of ``paths`` that are ignored in the workspace ``root``. A directory's path ends with a slash.
+    """Return the ``paths`` that are ignored in the workspace ``root``. A directory's path ends with a slash.
 
-    A directory is in the result only if everything in it is ignored. Paths in ``.git`` never are. If git cannot be
-    asked, ForkwiseWarning is issued and ``GENERATED`` decides.
+    A directory is in the result only if everything in it is ignored. Paths in ``.git`` never are. If git cannot run,
+    ForkwiseWarning is issued and ``GENERATED`` decides.
     """
     asked = [path for path in dict.fromkeys(paths) if ".git" not in path.split("/")]
     if not asked:
@@ -129,7 +129,7 @@ def select_ignored(root: str | os.PathLike[str], paths: Iterable[str], ignore: I
 
 
 def is_matched(path: str, globs: Iterable[str]) -> bool:
-    """Return whether a path, or a directory above it, matches one of some globs.
+    """Return whether a path, or a directory above it, matches one of the globs.
 
     A glob without a slash matches a name at any depth. One with a slash matches names that follow each other: from the
     workspace's directory if the glob begins with a slash, else at any depth.
@@ -152,7 +152,7 @@ def _is_matched_by(names: Sequence[str], glob: str) -> bool:
 
 
 def _select_litter(root: str | os.PathLike[str], paths: Sequence[str], globs: Sequence[str]) -> set[str]:
-    """Return the paths that match globs and that git does not track; a directory only if nothing in it is tracked."""
+    """Return the untracked paths that match ``globs``; a directory only if nothing in it is tracked."""
     matched = {path for path in paths if is_matched(path, globs)}
     if not matched:
         return set()
@@ -171,7 +171,7 @@ def _select_litter(root: str | os.PathLike[str], paths: Sequence[str], globs: Se
 
 
 def _list_tracked(root: str, globs: Sequence[str]) -> set[str]:
-    """Return the tracked files of a workspace that globs match."""
+    """Return the tracked files of a workspace that match ``globs``."""
     from forkwise.git.repository import find_repository  # noqa: PLC0415 - loaded on use
 
     repository = find_repository(root)
@@ -186,7 +186,7 @@ def _list_tracked(root: str, globs: Sequence[str]) -> set[str]:
 
 
 class _Answers:
-    """What git said about paths of a workspace."""
+    """Git's answers about paths of a workspace, cached."""
 
     def __init__(self, repository: Repository, root: str) -> None:
         self._repository = repository
@@ -194,7 +194,7 @@ class _Answers:
         self._known: dict[str, bool] = {}
 
     def select(self, paths: Sequence[str]) -> set[str]:
-        """Return those of some paths that are ignored; git is asked for those that it was not asked for before."""
+        """Return the ignored ones among ``paths``; git is asked only about paths without a cached answer."""
         if new := [path for path in paths if path not in self._known]:
             ignored = _ask_git(self._repository, self._root, new)
             self._known.update((path, path in ignored) for path in new)
@@ -206,9 +206,9 @@ _remembered: ContextVar[dict[str, _Answers | None] | None] = ContextVar("forkwis
 
 @contextmanager
 def remember_answers() -> Iterator[None]:
-    """Ask git only once for each path while the block runs, also in the threads and tasks that it starts.
+    """Ask git only once about each path while the block runs, also in the threads and tasks that it starts.
 
-    The rules and the index are then those at the first question. A block inside another one remembers with that.
+    The rules and the index are then those of the first question. A nested block shares the answers of the outer one.
     """
     if _remembered.get() is not None:
         yield
@@ -221,7 +221,7 @@ def remember_answers() -> Iterator[None]:
 
 
 def _find_answers(root: str) -> _Answers | None:
-    """Return what is known of a workspace; None if it is not in a repository."""
+    """Return the cached answers for a workspace; None if it is not in a repository."""
     from forkwise.git.repository import find_repository  # noqa: PLC0415 - loaded on use
 
     remembered = _remembered.get()
@@ -236,7 +236,7 @@ def _find_answers(root: str) -> _Answers | None:
 
 def _ask_git(repository: Repository, root: str, paths: Sequence[str]) -> set[str]:
     tops = {path: _find_askable(root, path) for path in paths}
-    # The rules first: matching a path against the index, which git does for each, is the slow part.
+    # Ask about the rules alone first: matching each path against the index is the slow part.
     asked = list(dict.fromkeys(tops.values()))
     ignored = _run(repository, root, asked, "--no-index")
     if ignored:
@@ -245,7 +245,7 @@ def _ask_git(repository: Repository, root: str, paths: Sequence[str]) -> set[str
 
 
 def _find_askable(root: str, path: str) -> str:
-    """Return the path, or the symbolic link or repository of the workspace that is above it: git refuses to go on."""
+    """Return the path, or the symlink or nested repository above it: git refuses paths beyond one of these."""
     names = path.rstrip("/").split("/")
     here = root
     for index, name in enumerate(names[:-1]):
@@ -259,7 +259,7 @@ def _find_askable(root: str, path: str) -> str:
 
 
 def _run(repository: Repository, root: str, paths: Sequence[str], *options: str) -> set[str]:
-    """Ask git which paths are ignored. Git answers none of a list that contains one it refuses: ask for parts then."""
+    """Ask git which paths are ignored. Git rejects a whole list for one bad path: then ask about parts of it."""
     found: set[str] = set()
     pending = [list(paths)]
     splits = 0

@@ -1,8 +1,8 @@
 """Linked worktrees: the directory that git keeps for each in ``.git/worktrees``, and the index of a new one.
 
 The files are written here, in the layout that gitrepository-layout(5) documents, because ``git worktree add`` would
-check out every file. The new index is the one of the checkout that was copied: where the copy shows the same inodes,
-as an overlay does, it is valid as it is; for files that were copied, their new inode numbers are entered.
+check out every file. The new index is a copy of the checkout's. It is valid as it is if the worktree shows the same
+inodes, as an overlay does; for files that were copied, their new inode numbers are entered.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def resolve_commit(repository: Repository, revision: str | None) -> str | None:
 
 
 def create_branch(repository: Repository, name: str, commit: str, worktree: str) -> None:
-    """Create a branch for a worktree, whose name its log has. Raises GitError if the branch exists."""
+    """Create a branch for a worktree, and record the worktree in its reflog. Raises GitError if the branch exists."""
     reference = f"refs/heads/{name}"
     repository.check_reference(reference)
     repository.prepare_logs()
@@ -88,7 +88,7 @@ _OWN_IDENTITY = {
 
 
 def delete_branch(repository: Repository, name: str, commit: str, worktree: str) -> bool:
-    """Delete the branch that ``create_branch`` made for this worktree; return False if it was used or is another's."""
+    """Delete the branch that ``create_branch`` made for a worktree; return False if it was used or is another's."""
     reference = f"refs/heads/{name}"
     repository.check_reference(reference)
     try:
@@ -180,10 +180,10 @@ def find_nested_pointers(repository: Repository) -> Iterator[str]:
 
 
 def refresh_index(index: str, original: str, copy: str) -> None:
-    """Enter the inode numbers of copied files in an index, where it was valid for the original files.
+    """Enter the inode numbers of copied files in an index, for entries that were valid for the original files.
 
-    An entry that was not is left as it is, so that git compares the content. ``original`` and ``copy`` are work trees.
-    An index that cannot be parsed is left to git as well.
+    Other entries stay as they are, so that git compares the content. ``original`` and ``copy`` are work trees. An index
+    that cannot be parsed is left unchanged.
     """
     try:
         found = os.stat(index)

@@ -2,8 +2,8 @@
 
 A repository is untrusted: an attempt may have written its configuration, hooks and attributes, which can name programs.
 So git never gets to see a repository's own directory. It gets a *shadow* of it: a temporary directory with a
-configuration written here, and links to the references and the index. A filter, a hook, a monitor or a pager that a
-repository configures is then not switched off by name, it is not configured. System and global configuration and the
+configuration written here, and links to the references and the index. So filters, hooks, monitors and pagers of the
+repository need not be switched off by name: git never reads their settings. System and global configuration and the
 caller's ``GIT_*`` variables are left out as well; what the user's own configuration has to decide, such as who commits,
 is read by ``read_user_settings`` and passed explicitly.
 """
@@ -25,7 +25,7 @@ __all__ = [
     "run_git",
 ]
 
-#: Variables of the user that say where their own configuration is.
+#: Environment variables that say where the user's own configuration is.
 _OWN_CONFIGURATION = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
 _NO_REPOSITORY = os.devnull
 _TIMEOUT_S = 120.0
@@ -50,7 +50,7 @@ _VARIABLES = {
     "LC_ALL": "C.UTF-8",
 }
 
-# A second line of defence: a shadow's configuration has none of these.
+# A second line of defence: a shadow's configuration does not enable any of these.
 _SETTINGS = {
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",

@@ -20,7 +20,7 @@ __all__ = ["Repository", "check_owner", "find_repository", "locate_repository", 
 _LONGEST_POINTER = 4096
 _HEAD = re.compile(r"(?:ref: (?P<ref>refs/heads/[^\x00-\x20\x7f]+)|(?P<id>[0-9a-f]{40,64}))\s*\Z")
 
-#: Settings of a repository that say how it is stored and how files are compared. None names a program or a path.
+#: Settings of a repository that say how it is stored and how files are compared. None of them names a program or path.
 _FACTS = {
     "core.repositoryformatversion": r"[01]",
     "core.filemode": r"true|false",
@@ -144,7 +144,7 @@ class Repository:
         return {n: v for n, v in found if n in _FACTS and re.fullmatch(_FACTS[n], v, re.IGNORECASE)}
 
     def _move_head(self, before: bytes, after: bytes) -> None:
-        """Replace a detached ``HEAD`` as git does: through a lock file, and only if it is what it was."""
+        """Replace a detached ``HEAD`` as git does: through a lock file, and only if it is still ``before``."""
         path = f"{self.git_directory}/HEAD"
         try:
             fd = os.open(f"{path}.lock", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -181,7 +181,7 @@ def find_repository(directory: str | os.PathLike[str]) -> Repository | None:
 
 
 def locate_repository(directory: str | os.PathLike[str]) -> Repository | None:
-    """Find the repository that a directory is in, also one of another user, without its settings."""
+    """Find the repository that a directory is in, without its settings; it may belong to another user."""
     path = os.path.realpath(directory)
     device = os.stat(path).st_dev
     while os.stat(path).st_dev == device:
@@ -230,7 +230,7 @@ def check_owner(repository: Repository) -> None:
 
 
 def read_pointer(path: str) -> str | None:
-    """Read a small file that refers to something; None if there is none."""
+    """Read a small file that holds a path or a reference; None if there is no such file."""
     try:
         return os.fsdecode(read_regular(path)[:_LONGEST_POINTER])
     except FileNotFoundError:

@@ -142,7 +142,7 @@ class RepositoryChange:
 
 
 def summarize_repositories(changes: Iterable[RepositoryChange]) -> str:
-    """Return what a branch did to all repositories as a few words, for a column; no name that it chose is in them.
+    """Return what a branch did to all repositories in a few words, for a column, without any name the branch chose.
 
     >>> moved = ReferenceChange("refs/heads/main", "a", "b", 2), ReferenceChange("refs/tags/v1", None, "b")
     >>> summarize_repositories([RepositoryChange(references=moved, index=True)])
@@ -175,9 +175,9 @@ class RepositoryMerge:
     """What a commit or an undo has to do in the repositories of a workspace.
 
     ``left`` are changed paths that must not be applied as files. ``contents`` are the new contents of files, by the
-    path relative to the workspace; None deletes. ``seen`` are the files that it was worked out from, as they were,
-    ``locks`` the lock files that keep git from changing them. ``sentences`` tell the user, and ``done`` is the record
-    that ``revert_repositories`` needs, as JSON values.
+    path relative to the workspace; None deletes. ``seen`` has the identities of the files that this was worked out
+    from, ``locks`` the lock files that keep git from changing them. ``sentences`` are for the user, and ``done`` is the
+    record that ``revert_repositories`` needs, as JSON values.
     """
 
     left: set[str] = field(default_factory=set)
@@ -188,12 +188,12 @@ class RepositoryMerge:
     done: list[dict[str, Any]] = field(default_factory=list)
 
     def is_current(self, workspace: str) -> bool:
-        """Return whether the files that it was worked out from are still the same."""
+        """Return whether the files that this was worked out from are unchanged."""
         return all(identify(f"{workspace}/{path}") == found for path, found in self.seen.items())
 
 
 def identify(path: str) -> Identity:
-    """Return what tells a file from another one, or from the same one after a change; None if there is none."""
+    """Return a value that differs for another file, and after a change of the same file; None if there is no file."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -202,9 +202,9 @@ def identify(path: str) -> Identity:
 
 
 def find_repository_paths(workspace: str, paths: Iterable[str]) -> set[str]:
-    """Return those of some paths, relative to a workspace, that are part of a repository.
+    """Return the ``paths``, relative to a workspace, that are part of a repository.
 
-    A directory that the workspace has under the name .git, and that git would not take for a repository, is none.
+    A directory of the workspace that is called .git but is not a repository to git does not count.
     """
     own = _find_named(workspace)
     is_plain: dict[str, bool] = {}
@@ -223,7 +223,7 @@ def find_repository_paths(workspace: str, paths: Iterable[str]) -> set[str]:
 
 
 def _is_plain_directory(path: str) -> bool:
-    """Return whether a directory lacks what makes it a repository to git."""
+    """Return whether a directory lacks the entries by which git recognizes a repository."""
     return os.path.isdir(path) and not all(os.path.lexists(f"{path}/{name}") for name in ("HEAD", "objects", "refs"))
 
 
@@ -237,7 +237,7 @@ def _find_named(workspace: str) -> str | None:
 
 
 def list_repositories(workspace: str, paths: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Group paths of repositories by the repository's directory: each with its path inside of that.
+    """Group paths of repositories by the repository's directory; map each to its path inside that directory.
 
     The repository of a submodule is a directory of its own, below ``.git/modules``.
     """
@@ -277,8 +277,8 @@ def is_data(inside: str) -> bool:
 class RepositorySide:
     """One version of a repository's references and logs, read as data: a branch's over the workspace's.
 
-    ``directory`` is the workspace's repository. ``changed`` has what the branch changed, by the path inside of that:
-    a function that reads the new content, or None if the branch deleted it.
+    ``directory`` is the workspace's repository. ``changed`` maps each path inside it that the branch changed to a
+    function that reads the new content, or to None if the branch deleted it.
     """
 
     directory: str
@@ -299,7 +299,7 @@ class RepositorySide:
 
     @property
     def id_size(self) -> int:
-        """The bytes of an id."""
+        """The length of an id in bytes."""
         return SHA256_SIZE if _SHA256.search(_read_file(f"{self.directory}/config") or b"") else _SHA1_SIZE
 
     @property
@@ -310,13 +310,13 @@ class RepositorySide:
         return self._packed
 
     def resolve(self, name: str) -> str | None:
-        """Return the id that a reference has; None if there is no such reference or it is symbolic."""
+        """Return the id that a reference points to; None if there is no such reference or it is symbolic."""
         content = (self.read(name) or b"").decode(errors="replace").strip()
         return content if _ID.fullmatch(content) else None if content else self.packed.get(name)
 
     @property
     def head(self) -> str | None:
-        """The reference or the id that ``HEAD`` has."""
+        """The reference or the id in ``HEAD``."""
         text = (self.read("HEAD") or b"").decode(errors="replace").strip()
         match = _HEAD.fullmatch(text)
         if match is not None:
@@ -378,9 +378,9 @@ def _read_file(path: str) -> bytes | None:
 
 
 def read_head_commit(workspace: str) -> str | None:
-    """Return the commit that a workspace has checked out, without running git; None if its files do not tell.
+    """Return the commit that a workspace has checked out, without running git; None if its files do not say.
 
-    They do not if there is no commit yet, or if the repository is elsewhere, as that of a linked worktree is.
+    That is so if there is no commit yet, or if the repository is elsewhere, as for a linked worktree.
     """
     side = RepositorySide(f"{workspace}/.git")
     try:
@@ -399,7 +399,7 @@ def read_head_commit(workspace: str) -> str | None:
 
 
 def build_side(directory: str, entries: Mapping[str, Entry], versions: Versions) -> RepositorySide:
-    """Return a branch's version of a repository; ``entries`` are by the path inside of its ``directory``."""
+    """Return a branch's version of a repository; the keys of ``entries`` are paths inside its ``directory``."""
 
     def reader(entry: Entry) -> Callable[[], bytes] | None:
         new = entry.new
@@ -420,7 +420,7 @@ def build_side(directory: str, entries: Mapping[str, Entry], versions: Versions)
 
 
 def list_new_lines(theirs: list[LogLine], ours: list[LogLine]) -> tuple[list[LogLine], bool]:
-    """Return the lines that a branch added to a log, and whether the workspace added none since they were the same."""
+    """Return the lines that a branch added to a log, and whether the workspace has added none of its own since then."""
     common = 0
     for one, other in zip(theirs, ours, strict=False):
         if one != other:
@@ -492,13 +492,13 @@ def _is_directory(entry: Entry) -> bool:
 
 
 def _is_index_changed(ours: RepositorySide, theirs: RepositorySide) -> bool:
-    """Return whether an index lists other content: ``git status`` also writes it, to note the times of files."""
+    """Return whether an index lists different content; ``git status`` rewrites it too, only to record file times."""
     before, after = (read_index_entries(side.read("index") or b"", theirs.id_size) for side in (theirs, ours))
     return before is None or after is None or before != after
 
 
 def read_index_entries(content: bytes, id_size: int = _SHA1_SIZE) -> list[bytes] | None:
-    """Return mode, id, stage and path of each entry as one value; None if the file is of another form than expected.
+    """Return mode, id, stage and path of each entry as one value; None if the file is not in the expected form.
 
     That is: version 2 or 3, with ids of ``id_size`` bytes and not split into two files. An empty file has no entries.
 
@@ -523,7 +523,7 @@ def read_index_entries(content: bytes, id_size: int = _SHA1_SIZE) -> list[bytes]
         mode = content[at + 24 : at + 28]
         entries.append(mode + content[at + _INDEX_STAT_SIZE : fixed] + bytes([flags >> 12 & 3]) + content[start:end])
         at += (end - at) // 8 * 8 + 8
-    # A split index has a part elsewhere, which the extension "link" names.
+    # Part of a split index is in another file, which the extension "link" names.
     return None if content[at : at + 4] == b"link" else entries
 
 

@@ -58,13 +58,13 @@ class RepositoryEdit:
         self.merge.sentences.append(f"{self.top}: {sentence}" if self.top else sentence)
 
     def give_up(self, sentence: str) -> None:
-        """Change no file of the repository after all, and tell why."""
+        """Drop all changes to files of the repository, and add ``sentence``, which tells the user why."""
         for path in [path for path in self.merge.contents if path.startswith(f"{self.directory}/")]:
             del self.merge.contents[path]
         self.tell(sentence)
 
     def write(self, inside: str, content: bytes | None) -> None:
-        """Give a file of the repository another content, under git's lock for it."""
+        """Replace the content of a file of the repository, under git's lock for it; None deletes the file."""
         path = f"{self.directory}/{inside}"
         self.merge.contents[path] = content
         self.merge.seen.setdefault(path, identify(f"{self.workspace}/{path}"))
@@ -144,7 +144,7 @@ def check_format(content: bytes) -> None:
 
 
 def read_entries(edit: RepositoryEdit, index: str, paths: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return mode and id that an index has for some paths."""
+    """Return the mode and the id that an index has for each of ``paths``."""
     wanted = set(paths)
     few = [f":(literal){path}" for path in wanted] if len(wanted) <= _MOST_PATHSPECS else []
     output = os.fsdecode(edit.git("ls-files", "-s", "-z", "--", *few, index=index))
@@ -159,7 +159,7 @@ def read_entries(edit: RepositoryEdit, index: str, paths: Iterable[str]) -> dict
 
 
 def write_index(edit: RepositoryEdit, index: str, rows: Mapping[str, tuple[str, str] | None]) -> bytes:
-    """Return the content of a copy of an index with other entries for some paths; None removes."""
+    """Return the content of a copy of an index with ``rows`` as the entries of their paths; None removes an entry."""
     zero = "0" * (64 if edit.is_sha256 else 40)
     text = "".join(f"0 {zero} 0\t{p}\0" if row is None else f"{row[0]} {row[1]} 0\t{p}\0" for p, row in rows.items())
     skipped = _list_skipped(edit, index, rows)
@@ -180,7 +180,7 @@ def _list_skipped(edit: RepositoryEdit, index: str, rows: Mapping[str, tuple[str
 
 
 def drop_packed(content: bytes, name: str) -> bytes:
-    """Return packed references without one, and without the line on what its tag refers to."""
+    """Return packed references without ``name``, and without the line with the commit that a tag peels to."""
     lines, skipping = [], False
     for line in content.splitlines(keepends=True):
         if skipping and line.startswith(b"^"):

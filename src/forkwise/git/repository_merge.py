@@ -58,7 +58,7 @@ _MOST_TIPS = 5_000
 _MOST_BASES = 20
 _LARGEST_PACK = 4 << 30
 _LONGEST_MESSAGE = 64 << 10
-_OTHER_REFERENCES = ("refs/stash", "refs/bisect/", "refs/rewritten/", "refs/worktree/")  # a stack; of one worktree only
+_OTHER_REFERENCES = ("refs/stash", "refs/bisect/", "refs/rewritten/", "refs/worktree/")  # a stack; per worktree
 _SINGLE_OPERATIONS = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD")
 _REWRITES = ("rebase-merge", "rebase-apply", "sequencer", "BISECT_LOG")
 _MESSAGES = ("MERGE_MSG", "MERGE_MODE")
@@ -81,8 +81,8 @@ def merge_repositories(
     """Work out how to merge what a branch did to the repositories of a workspace; changes no file but adds objects.
 
     ``label`` names the branch's commits where they need a name. ``scratch`` is a directory on the filesystem of the
-    branch's layer. ``is_unchanged`` says whether the workspace has not changed an entry since the fork, which was made
-    at ``forked_ns``, None if that is not known; ``conflicts`` are paths that both changed.
+    branch's layer. ``is_unchanged`` says whether the workspace left an entry unchanged since the fork, which was made
+    at ``forked_ns`` (None: unknown); ``conflicts`` are paths that both changed.
     """
     found = {entry.path: entry for entry in entries}
     merge = RepositoryMerge()
@@ -112,10 +112,10 @@ def keep_references(
     conflicts: Iterable[str],
     are_old_lost: bool,
 ) -> RepositoryMerge:
-    """Give the commits that a commit into another branch would leave without a reference one of their own.
+    """Keep the git commits that committing into another branch would leave without a reference, by giving them one.
 
-    There a repository is taken as files, and of a reference that both sides moved one value is lost: the parent's if
-    ``are_old_lost``, else the branch's. ``conflicts`` are the paths that both changed.
+    Such a commit takes a repository as plain files, so one value of a reference that both sides moved is lost: the
+    parent's if ``are_old_lost``, else the branch's. ``conflicts`` are the paths that both changed.
     """
     found = {entry.path: entry for entry in entries}
     merge = RepositoryMerge()
@@ -137,7 +137,7 @@ def keep_references(
 
 
 def _list_lost_tips(lost: RepositorySide, left: RepositorySide) -> dict[str, str]:
-    """Return the commits that only one side's references and stashes have, each with the name that it has there."""
+    """Return the commits that references and stashes of only one side have, each with its name there."""
     names = [name for name in lost.changed if name.startswith("refs/")]
     names += [*(lost.packed.keys() | left.packed.keys())] if "packed-refs" in lost.changed else []
     pairs = [(name, lost.resolve(name), left.resolve(name)) for name in names]
@@ -184,9 +184,9 @@ def _merge_one(
 class _Operation:
     """A command that the branch began and did not finish.
 
-    ``files`` are the contents of the files that tell git of it, ``commits`` what these name, ``unmerged`` mode, id,
-    stage and path of the entries with conflicts. A rewrite is a rebase, a bisection or a sequence of several picks:
-    those have a list of commands to run, which is never taken over.
+    ``files`` are the contents of the files in which git records it, ``commits`` the ones these name, ``unmerged`` the
+    mode, id, stage and path of each entry with conflicts. A rewrite is a rebase, a bisection or a sequence of several
+    picks: those have a list of commands to run, which is never taken over.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -305,7 +305,7 @@ class _Merger:
     # Objects
 
     def _transfer(self, tips: Sequence[str], logged: Sequence[str], blobs: Sequence[str]) -> None:
-        """Add the objects that the branch's references, logs and index need; ``known`` are those that are there."""
+        """Add the objects that the branch's references, logs and index need and the workspace's repository lacks."""
         edit = self.edit
         wanted = list(dict.fromkeys([*tips, *blobs, *logged]))[:_MOST_TIPS]
         there = self._filter_known(wanted)
@@ -401,7 +401,7 @@ class _Merger:
     def _move(
         self, name: str, old: str | None, new: str | None, log: tuple[list[LogLine], bool], blocked: str | None
     ) -> str | None:
-        """Decide about one reference, and return what it will be."""
+        """Decide where one reference points after the merge, and return that id."""
         lines, is_only_ours = log
         is_only_ours = (
             is_only_ours and lines[0].old == (old or "0" * len(lines[0].old)) if lines else self._is_unmoved(name)
@@ -419,7 +419,7 @@ class _Merger:
             return new
         behind, ahead = self._compare(old, new)
         is_forward = behind == 0
-        # The branch saw what the user committed since the fork, so that it may have reset or amended that.
+        # The branch sees what the user commits after the fork, so it may have reset or amended those commits.
         is_only_ours = is_only_ours and (is_forward or not self._list_lines_since_fork(name))
         if blocked is not None:
             self._keep(name, new, f"{blocked} is in progress in the workspace")
@@ -514,7 +514,7 @@ class _Merger:
         self._log(name, old, new, lines, message)
 
     def _keep(self, name: str, tip: str, why: str, noun: str = "") -> None:
-        """Give commits of the branch that cannot go where they were a reference of their own."""
+        """Create a new reference for commits of the branch that cannot stay under the name they had."""
         short = name.removeprefix("refs/").removeprefix("heads/").removeprefix("tags/")
         base = f"refs/heads/forkwise/{self.edit.label}"
         is_main = name in ("HEAD", self.theirs.head)
@@ -540,7 +540,7 @@ class _Merger:
             self.edit.tell(stays)
 
     def _keep_unreachable(self, lines: list[LogLine]) -> None:
-        """Give the commits that only the branch's log has a reference, unless something has them already."""
+        """Create a reference for commits that are only in the branch's log, unless another one contains them."""
         self._keep_tips([line.new for line in reversed(lines)], "commits that only the branch's log had")
 
     def _keep_tips(self, tips: Iterable[str], noun: str) -> None:
@@ -552,12 +552,12 @@ class _Merger:
             self._keep("refs/heads/log", tip, "", noun)
 
     def _is_unmoved(self, name: str) -> bool:
-        """Return whether the workspace has not written a reference since the fork, as far as that can be told."""
+        """Return whether the workspace has not written a reference since the fork, as far as its files show."""
         found = [self.entries[path] for path in (name, "packed-refs") if path in self.entries]
         return bool(found) and all(entry.old is None or self.is_unchanged(entry) for entry in found)
 
     def _list_lines_since_fork(self, name: str) -> list[LogLine]:
-        """List what the workspace added to a log since the fork, or up to a second before it: git counts in seconds."""
+        """List what the workspace added to a log since one second before the fork: git's logs count whole seconds."""
         lines = self.theirs.log(name)
         if self.forked_ns is None or not lines:
             return lines
@@ -569,13 +569,13 @@ class _Merger:
         return self.edit.run("merge-base", "--is-ancestor", one, other).returncode == 0
 
     def _compare(self, old: str, new: str) -> tuple[int, int]:
-        """Return how many commits only the old and only the new one has; -1 if one of them is none."""
+        """Count the commits that only the old and only the new one contains; -1 if one of them is not a commit."""
         done = self.edit.run("rev-list", "--left-right", "--count", f"{old}...{new}")
         found = done.stdout.split()
         return (int(found[0]), int(found[1])) if done.returncode == 0 and len(found) == 2 else (-1, -1)
 
     def _find_clash(self, name: str) -> str | None:
-        """Return a reference of the workspace that makes the name impossible: one is below the other."""
+        """Return a reference of the workspace that conflicts with the name, because one is a directory of the other."""
         found = self.edit.git("for-each-ref", "--format=%(refname)", name).decode().split()
         below = [one for one in found if one != name]
         parts = name.split("/")
@@ -606,7 +606,7 @@ class _Merger:
     # Logs
 
     def _log(self, name: str, old: str | None, new: str | None, lines: Sequence[LogLine], message: str = "") -> None:
-        """Add the branch's own lines, and one for what they do not explain."""
+        """Add the branch's own lines to a log, and one more if they do not lead to the new value."""
         zero = "0" * len(new or old or "")
         last, found = old or zero, self.lines.setdefault(name, [])
         for line in lines:
@@ -686,7 +686,7 @@ class _Merger:
         return entry is not None and entry.new is not None
 
     def _can_take(self, operation: _Operation, head: str | None, after: str | None, blocked: str | None) -> bool:
-        """Return whether the workspace is as the branch was when it began what it did not finish; tell if not."""
+        """Return whether an unfinished command of the branch can continue in the workspace; if not, tell the user."""
         left = [name for name in (*_SINGLE_OPERATIONS, *_REWRITES) if self._is_new(name)]
         if not left:
             return False
@@ -739,7 +739,7 @@ class _Merger:
     # The index
 
     def _list_staged(self) -> list[tuple[str, str, str]]:
-        """List what the branch's index has and its commit has not: mode, id and path; mode 0 for a deletion."""
+        """List what the branch staged but did not commit: mode, id and path; the mode is 0 for a deletion."""
         head = self.ours.head
         tip = self.ours.resolve(head) if head and head.startswith("refs/") else head
         content = self.ours.read("index")
@@ -763,8 +763,8 @@ class _Merger:
     def _list_bases(self, tip: str | None) -> list[str]:
         """List the commits that the branch's index may be based on.
 
-        A reference that the branch did not write is read from the workspace, so that the branch saw it move: its index
-        may then have been written before or after. What the index has in common with any of these is not staged.
+        The branch reads a reference that it did not write from the workspace, and sees it move there, so its index may
+        be older or newer than that move. What the index has in common with any of these commits is not staged.
         """
         head = self.ours.head or "HEAD"
         name = head if head.startswith("refs/") else "HEAD"
@@ -783,7 +783,7 @@ class _Merger:
         staged: Sequence[tuple[str, str, str]],
         unmerged: Sequence[tuple[str, str, str, str]],
     ) -> None:
-        """Give the paths that the branch committed or staged its entries; what the user staged stays staged."""
+        """Take over the entries of paths that the branch committed or staged; what the user staged stays staged."""
         edit = self.edit
         if self._find_operation() is not None:
             return

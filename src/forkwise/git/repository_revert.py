@@ -27,8 +27,8 @@ __all__ = ["revert_repositories"]
 def revert_repositories(workspace: str, done: Sequence[Mapping[str, Any]], verb: str, scratch: str) -> RepositoryMerge:
     """Work out how to take back what a commit did in repositories, or, for an undo, how to do it again.
 
-    References and entries of the index go back if nobody moved them since; otherwise they stay and are named. Objects
-    stay. ``verb`` is what the logs call it.
+    References and index entries are restored unless they changed since; then they stay, and a sentence names them.
+    Objects stay. ``verb`` is the word for it in the logs.
     """
     merge = RepositoryMerge()
     for record in done:
@@ -121,7 +121,7 @@ def _write_reference(edit: RepositoryEdit, side: RepositorySide, name: str, valu
 def _revert_index(
     edit: RepositoryEdit, rows: Sequence[Sequence[Any]], unmerged: Sequence[Sequence[Any]], scratch: str
 ) -> list[list[Any]]:
-    """Write the entries that the index had before; return what an undo of this needs. Conflicts do not come back."""
+    """Restore the entries that the index had before; return what an undo of this needs. Conflicts are not restored."""
     index = f"{edit.repository.git_directory}/index"
     if not (rows or unmerged) or not os.path.isfile(index):
         return []

@@ -29,7 +29,7 @@ _MAX_COMMITS = 50
 
 
 class ResultRepository:
-    """The repository of a workspace, for commits of results. Creating it raises GitError if one would fail later."""
+    """The repository of a workspace, for commits of results. Raises GitError when created if a commit would fail."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         repository = find_repository(directory)
@@ -50,10 +50,10 @@ class ResultRepository:
             )
 
     def find_bases(self, started: float, head: str | None, revision: str | None = None) -> list[str | None]:
-        """Return ``revision``, or ``head`` if that is known, or the commits that ``HEAD`` may have been at a time.
+        """Return ``revision``, or ``head`` if that is known, or the commits that ``HEAD`` may have been at ``started``.
 
-        Of several, the likeliest is first: logs of git count in seconds, so that a commit in the same second may have
-        been made before or after. None is the state before the first commit.
+        The likeliest comes first: git's logs count whole seconds, so a commit in the same second may have been made
+        before or after. None is the state before the first commit.
         """
         if revision is None and head is not None and (found_head := self._repository.find_commit(head)) is not None:
             return [found_head]
@@ -132,7 +132,7 @@ class ResultRepository:
         return {"GIT_OBJECT_DIRECTORY": directory, "GIT_ALTERNATE_OBJECT_DIRECTORIES": real}
 
     def _select(self, changed: Iterable[str], deleted: Iterable[str], index: str) -> list[str]:
-        """Return the paths, from the top of the repository, that the commit changes; not what submodules have."""
+        """Return the paths that the commit changes, from the top of the repository, without those in submodules."""
         rows = [row.partition(b"\t") for row in self._list("ls-files", "--stage", "-z", index=index)]
         modules = [os.fsdecode(path) for facts, _, path in rows if facts.startswith(b"160000 ")]
         tracked = [os.fsdecode(path) for _, _, path in rows]
@@ -191,7 +191,7 @@ def warn_unsigned(repository: Repository) -> None:
 
 
 def find_filtered(attributes: Sequence[bytes]) -> str:
-    """Return the beginning of a message on a path that git filters, by the output of ``check-attr -z``; or nothing."""
+    """Return the start of a message if git filters a path, by the output of ``check-attr -z``; otherwise nothing."""
     for path, value in zip(attributes[::3], attributes[2::3], strict=False):
         if value not in (b"unspecified", b"unset", b""):
             name, program = os.fsdecode(path), os.fsdecode(value)
@@ -215,7 +215,7 @@ def build_message(text: str, own: Sequence[str], trailers: Mapping[str, str]) ->
 def read_own_messages(directory: str | os.PathLike[str], base: str | None) -> list[str]:
     """Return the messages of the commits that an agent made in its branch since ``base``, oldest first.
 
-    ``directory`` is the branch's. What is wrong with its repository is no reason to fail: there are no messages then.
+    ``directory`` is the branch's. If its repository is unusable, there are no messages; nothing is raised.
     """
     try:
         repository = locate_repository(directory)

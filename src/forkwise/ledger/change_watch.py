@@ -32,7 +32,8 @@ class ChangeWatch:
     def wait(self, pace_s: float, longest_s: float = 2.0) -> None:
         """Wait until there may be a change: ``pace_s`` seconds, or until one is announced, but at most ``longest_s``.
 
-        A change that is announced between two calls ends the second one at once. That an owner died is not announced.
+        A change that is announced between two calls ends the second one at once. The death of an owner is not
+        announced.
         """
         time.sleep(pace_s)
 
@@ -47,7 +48,7 @@ class ChangeWatch:
 
 
 class AnnouncedWatch(ChangeWatch):
-    """Waits for the next announced change of one fork, or of all, and of some kinds of events, or of all.
+    """Waits for the next announced event, of one fork or all forks, and of some kinds or all kinds.
 
     The thread that receives announcements calls ``announce``; ``start`` is called before each wait, to make sure that
     such a thread runs.
@@ -72,7 +73,7 @@ class AnnouncedWatch(ChangeWatch):
         self._returned_at = 0.0
 
     def announce(self, fork: str | None = None, kind: str | None = None) -> None:
-        """End the present wait, or else the next one, if the event is one of those watched; None may be any."""
+        """End the current wait, or else the next one, if the event may be one of those watched; None means unknown."""
         is_other_fork = fork is not None and self._fork is not None and fork != self._fork
         if is_other_fork or (kind is not None and self._kinds and kind not in self._kinds):
             return

@@ -1,4 +1,4 @@
-"""The connections that an attempt and its tests asked their networks' proxy for, kept in the ledger.
+"""The connections that an attempt and its tests requested from the proxy of their networks, kept in the ledger.
 
 ``<ledger>/network/<attempt>.jsonl`` has a line of JSON for each, which the proxy appends when the connection ends, and
 ``<attempt>.tests.jsonl`` has those of its tests. The proxy keeps a bounded number of them and then counts.
@@ -24,9 +24,9 @@ _KINDS = ("http", "connect", "socks", "redirect", "forward")
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One connection: when it was asked for, to where, how, whether it was allowed, and the bytes in each direction.
+    """One connection: when it was requested, where to, how, whether it was allowed, and the bytes in each direction.
 
-    ``problem`` says why it was denied or failed. ``of_tests`` is true if the tests asked for it, not the attempt.
+    ``problem`` says why it was denied or failed. ``of_tests`` is true if the tests requested it, not the attempt.
     """
 
     at: float
@@ -46,7 +46,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The connections of an attempt in the order in which they were asked for, and how many more there were."""
+    """The connections of an attempt in the order in which they were requested, and how many more there were."""
 
     entries: tuple[Connection, ...] = ()
     left_out: int = 0

@@ -1,7 +1,7 @@
-"""DetachedRun: what the ledger keeps of a process that runs a fork without a terminal.
+"""DetachedRun: what the ledger keeps about a process that runs a fork without a terminal.
 
-``<ledger>/detached/<fork>.log`` is what the process printed, ``<fork>.json`` which process it is and how it ended. A
-document without an exit code belongs to a process that runs, or that was killed.
+``<ledger>/detached/<fork>.log`` has what the process printed, ``<fork>.json`` says which process it is and how it
+ended. A document without an exit code belongs to a process that still runs, or was killed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _MAX_LOG = 8 << 20  # bytes of the report that are read
 class DetachedRun:
     """The process that runs a fork without a terminal, and what it would have told its user.
 
-    ``report_start`` is where the report begins in the log: before it are the events. After its end, ``outcome`` is the
-    result as a JSON value, ``failure`` the error as one, with its ``message`` and ``hint`` as lines of text, and
-    ``commit`` the number of the fork's commit.
+    ``report_start`` is where the report begins in the log, after the events. Once the process has ended, ``outcome`` is
+    the result as a JSON value, ``failure`` the error as a JSON value, with its ``message`` and ``hint`` as lines of
+    text, and ``commit`` the number of the fork's commit.
     """
 
     directory: Path
@@ -102,7 +102,7 @@ class DetachedRun:
 
     def end(self, exit_code: int, ended: float, **facts: Any) -> DetachedRun:
         """Return the run as it is after its end, and write it."""
-        # Here and not in the reader, because this process knows the secrets in its environment.
+        # Redact here and not in the reader, because only this process knows the secrets in its environment.
         content = self.log.read_bytes()
         start = len(process_redactor().redact_bytes(content[: self.report_start]))
         if (clean := process_redactor().redact_bytes(content)) != content:
@@ -113,7 +113,7 @@ class DetachedRun:
 
 
 def load_detached_run(directory: str | os.PathLike[str], fork: str) -> DetachedRun | None:
-    """Return what is kept of the last detached process of a fork; None if there was none.
+    """Return the record of the last detached process of a fork; None if there was none.
 
     Raises LedgerError if it is damaged.
     """
@@ -144,7 +144,7 @@ def load_detached_run(directory: str | os.PathLike[str], fork: str) -> DetachedR
 
 
 def remove_detached_run(directory: str | os.PathLike[str], fork: str) -> None:
-    """Delete what is kept of the detached process of a fork."""
+    """Delete the record of the detached process of a fork."""
     for kind in ("json", "new", "log"):
         _find_path(directory, fork, kind).unlink(missing_ok=True)
 

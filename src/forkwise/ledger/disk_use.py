@@ -1,7 +1,7 @@
 """Disk use: what branches, undo records, logs and caches of a workspace occupy.
 
 Each file counts once, however many names it has, with the blocks it occupies: holes count as nothing. Blocks that files
-share on btrfs or XFS count for each of them, because the kernel does not say so cheaply.
+share on btrfs or XFS count for each of them, because finding out would be expensive.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _BLOCK = 512
 class DiskUse:
     """The bytes that the state of one workspace occupies, by kind, by branch and by commit.
 
-    ``workspace`` is None if the state does not say whose it is. ``unreadable`` counts directories that could not be
-    read.
+    ``workspace`` is None if the state does not say which workspace it belongs to. ``unreadable`` counts directories
+    that could not be read.
     """
 
     workspace: str | None
@@ -49,7 +49,7 @@ class DiskUse:
 
 
 def list_disk_use(workspace: Workspace) -> list[DiskUse]:
-    """Measure the states of all workspaces beside that of ``workspace``, the largest first."""
+    """Measure the state of every workspace in the same state root as ``workspace``, the largest first."""
     root = os.path.dirname(workspace.state_dir.state)
     seen: set[tuple[int, int]] = set()
     with os.scandir(root) as entries:

@@ -1,6 +1,6 @@
 """Ledger: the append-only record of forks and attempts.
 
-The rules, which event may follow which, are here, once. A subclass stores the events: every change goes through
+The rules on which event may follow which are all here. A subclass stores the events: every change goes through
 ``_append``, so that the current state can be rebuilt from the events. Conversations are stored beside the forks.
 """
 
@@ -159,9 +159,9 @@ class Ledger(ABC):
     # Writing: forks
 
     def batch(self) -> AbstractContextManager[None]:
-        """Make the changes in the block one: all of them happen or none, and no other process writes meanwhile.
+        """Make the changes in the block atomic: all of them happen or none, and no other process writes meanwhile.
 
-        Many changes are made faster so, above all in a database on another machine: it does not answer each of them.
+        This also makes many changes faster, above all in a database on another machine, which need not answer each one.
         """
         return self._transaction()
 
@@ -239,7 +239,7 @@ class Ledger(ABC):
             record = self.fork(fork)
             known = record.edits or {"paths": [], "more": False}
             texts = [os.fsencode(path).decode(errors="replace")[:_LONGEST_PATH] for path in paths]
-            names = {path.rstrip("/") for path in known["paths"]}  # of a directory, once with a slash and once without
+            names = {path.rstrip("/") for path in known["paths"]}  # a directory may be there with and without a slash
             new = [text for text in dict.fromkeys(texts) if text.rstrip("/") not in names]
             kept = [*known["paths"], *new][:_MOST_EDITS]
             edits = {"paths": kept, "more": known["more"] or len(known["paths"]) + len(new) > _MOST_EDITS}
@@ -291,7 +291,7 @@ class Ledger(ABC):
             self._append(record.id, None, "abandoned", state="aborted", resolution=resolution)
 
     def withdraw(self, fork: str, reason: str, state: Literal["running", "open"]) -> None:
-        """Withdraw the decision of a fork whose outcome was not committed: it is undecided again, and ``state``."""
+        """Withdraw the decision of a fork whose outcome was not committed: it is undecided again, in ``state``."""
         with self._transaction():
             record = self.fork(fork)
             if record.stored != "resolved" or record.commit is not None or "replaces" in (record.resolution or {}):
@@ -314,7 +314,7 @@ class Ledger(ABC):
             self._append(record.id, None, "committed", commit=commit, paths=list(paths))
 
     def override(self, fork: str, winner: str) -> None:
-        """Decide a fork anew for another attempt, to replace what was committed.
+        """Decide a fork again, for another attempt, to replace what was committed.
 
         Until ``record_commit`` the fork counts as resolved and not committed. ``reinstate`` reverts the override.
         """
@@ -378,8 +378,8 @@ class Ledger(ABC):
     ) -> AttemptRecord:
         """Record a pending attempt of a running fork.
 
-        Its number, from 1, is one more than its ``index`` if no other attempt of the fork has that number. Its id ends
-        with it, and so does the name of its ``branch``, unless another one is given.
+        Attempts are numbered from 1: the number is ``index + 1``, unless another attempt of the fork has that. The id
+        ends with the number, and so does the name of the branch, unless ``branch`` is given.
         """
         with self._transaction():
             record = self.fork(fork)
@@ -476,7 +476,7 @@ class Ledger(ABC):
         self._change_attempt(attempt, "ended", end)
 
     def reject_attempt(self, attempt: str, reason: str, tests: Mapping[str, Any] | None = None) -> None:
-        """Record that an attempt that had succeeded failed, for ``reason``, when it was to be committed."""
+        """Record that a successful attempt failed, for ``reason``, when it was about to be committed."""
 
         def reject(record: AttemptRecord) -> dict[str, Any]:
             if record.state != "succeeded":
@@ -549,7 +549,7 @@ class Ledger(ABC):
         return name
 
     def record_note(self, fork: str, kind: Literal["sent", "unblinded"], data: Mapping[str, Any]) -> None:
-        """Record that comments were ``sent`` to a new attempt, or which attempt a person chose without its author."""
+        """Record that comments were ``sent`` to a new attempt, or which attempt a person chose blindly."""
         self._change_fork(fork, kind, lambda _: {"note": _redact(data)})
 
     def find_comments(self, fork: str) -> list[dict[str, Any]]:

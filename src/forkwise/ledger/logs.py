@@ -98,7 +98,7 @@ class AttemptLog:
     def write(self, stream: str, piece: bytes) -> None:
         """Add a piece of ``stdout`` or ``stderr``. The part below the cap is in the file when this returns.
 
-        An end of it that may be the beginning of a secret waits for the next piece of the stream.
+        If the end of a piece may be the beginning of a secret, it is held back until the next piece of the stream.
         """
         with self._lock:
             if stream not in self._redacted:
@@ -128,7 +128,7 @@ class AttemptLog:
         return next((line[:_LINE_LENGTH] for line in lines if line), "")
 
     def finish(self) -> None:
-        """Write what still waits for the end of a possible secret: the attempt has ended."""
+        """Write what was held back as a possible secret, because the attempt has ended."""
         with self._lock:
             self._flush()
 
@@ -155,7 +155,7 @@ class AttemptLog:
                 self._streams.close()
 
     def _flush(self) -> None:
-        """Add what still waits for the end of a possible secret."""
+        """Add what was held back as a possible secret."""
         for stream, redacted in self._redacted.items():
             if rest := redacted.flush():
                 self._add(stream, rest)
@@ -337,7 +337,7 @@ def compress_log(directory: str | os.PathLike[str], attempt: str) -> None:
 
 
 def _open_log(log: Path) -> BinaryIO:
-    """Open a log, or its compressed form. Raises FileNotFoundError without either, LedgerError if it is damaged."""
+    """Open a log, or its compressed form. Raises FileNotFoundError if neither exists, LedgerError if it is damaged."""
     try:
         return log.open("rb")
     except FileNotFoundError:

@@ -131,7 +131,7 @@ def _summarize(fork: ForkRecord, attempts: Sequence[AttemptRecord]) -> Summary:
 
 
 class _NoConversations(Conversations):
-    """No conversations: those of forks in memory are in their threads."""
+    """Stores no conversations: the threads of forks in memory keep their own."""
 
     def save(self, record: ConversationRecord, rows: Sequence[MessageRow]) -> None:
         """Do nothing."""

@@ -1,13 +1,13 @@
 """The ledger in a PostgreSQL database, which several machines can share.
 
-All ledgers of a database are in the tables of its schema ``forkwise``. The rows of each are those of its *project*; row
-level security keeps the projects of different roles apart. Writers of one project take turns, so its events are visible
-in the order of their numbers. Every change is announced with NOTIFY, on a channel of its project, as the fork and the
-kind of the event. All times that are compared are the server's.
+All ledgers of a database share the tables of its schema ``forkwise``. Each ledger is a *project*, and its rows carry
+that name; row level security keeps the projects of different roles apart. Writers of one project take turns, so its
+events are visible in the order of their numbers. Every change is announced with NOTIFY, on a channel of its project, as
+the fork and the kind of the event. All times that are compared are the server's.
 
-An event of a record that this process has read or written before takes one round trip: a single statement adds the
-event, provided that the record is still the same, and is a transaction by itself. If it is not, or not known, the event
-is added in a transaction that reads the record first, which takes two.
+An event takes one round trip if this process has read or written its record before: a single statement, a transaction
+by itself, adds the event if the record is still the same. If the record has changed or is not known, the event is added
+in a transaction that reads the record first, which takes two.
 """
 
 from __future__ import annotations
@@ -117,20 +117,20 @@ _DIALECT = Dialect(
 )
 _ADD_EVENT = "WITH added AS (INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?) RETURNING seq)"
 _CHECKPOINT = "(SELECT checkpoint_lsn::text FROM pg_control_checkpoint())"
-_LOCK_SPACE = 0x666B77  # of advisory locks: those of another program have other numbers
-_SESSION_SPACE = 0x666B78  # of those that each connection holds until it ends
+_LOCK_SPACE = 0x666B77  # for advisory locks: other programs use other numbers
+_SESSION_SPACE = 0x666B78  # for the lock that each connection holds until it ends
 _TAKE_TURN = f"SELECT pg_advisory_xact_lock({_LOCK_SPACE}, hashtext(current_setting('forkwise.project')))"
 _MOST_RECENT = 1000
-_LONGEST_RECENT = 1 << 16  # the statement that changes a record sends it to the server once more
+_LONGEST_RECENT = 1 << 16  # because the statement that changes a record sends it to the server again
 _CONNECT_TIMEOUT_S = 10
 _LOCK_TIMEOUT_S = 60
-_PATIENCE_S = 30.0  # with a server that is being restarted
+_PATIENCE_S = 30.0  # to wait for a server that is being restarted
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-#: Of libpq, for a connection that only receives: without these a peer that vanished is noticed after hours.
+#: Settings of libpq for a connection that only receives: without them, a vanished server is noticed only after hours.
 _LISTENER_SETTINGS = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
 _LEASE_S = 60
 _RENEWAL_S = 15.0
-_MARGIN_S = 5.0  # by which a lease counts as expired early
+_MARGIN_S = 5.0  # a lease counts as expired this much early
 
 
 class PostgresLedger(SqlLedger):
@@ -203,8 +203,8 @@ class PostgresLedger(SqlLedger):
     def _change_recent(self, table: str, name: str, kind: str, change: Callable[[str, object], dict[str, Any]]) -> bool:
         """Add an event in one statement, and return True; if the record is not known or was changed, return False.
 
-        A statement may wait for its turn. What it compares afterwards is the record as it is then and, for a fork of
-        this process, the lease: nobody has adopted the fork while that lasts.
+        The statement may have to wait for its turn. Afterwards it compares the record as it is then and, for a fork of
+        this process, the lease: no other process can have adopted the fork while the lease lasts.
         """
         with self._database.lock:
             if self._is_writing or name not in self._recent:
@@ -312,7 +312,7 @@ _FIND_EVENT = (
 
 
 class _Lease:
-    """Says, for a process on this machine, that it is alive: a thread renews the lease until ``close``."""
+    """Shows other machines that a process on this one is alive: a thread renews the lease until ``close``."""
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
@@ -329,7 +329,7 @@ class _Lease:
     def has_expired(self) -> bool:
         """Whether other processes may have found the lease expired at any time, and adopted forks of this process.
 
-        The clock of this machine decides, which continues while the machine is suspended.
+        It goes by this machine's clock, which also runs while the machine is suspended.
         """
         return self._has_expired or self._find_age() > _LEASE_S - _MARGIN_S
 
@@ -359,7 +359,7 @@ class _Lease:
 
 
 class _Transaction:
-    """A transaction of a database: its pipeline, and the server's number for it, which says what became of it."""
+    """A transaction: its pipeline, and its number on the server, by which its fate can be looked up later."""
 
     def __init__(self) -> None:
         self.pipeline: AbstractContextManager[psycopg.Pipeline] | None = None
@@ -399,7 +399,8 @@ class PostgresDatabase(SqlDatabase):
                     cursor = self._connect().execute(statement, values)
                     rows = cursor.fetchall() if has_rows else []
                 except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                    # What runs outside of a transaction, or first in it, can be repeated: it reads, or writes the same.
+                    # A statement outside a transaction, or the first one in it, can be repeated: it only reads, or
+                    # writes the same again.
                     is_new = self._transaction is None or self._transaction.is_new
                     if not self._is_lost() or not is_new or time.monotonic() > until:
                         raise self._explain(error) from error
@@ -470,12 +471,12 @@ class PostgresDatabase(SqlDatabase):
         self.rows("SELECT pg_advisory_xact_lock(?, ?)", (_SESSION_SPACE, session))
 
     def find_identity(self) -> str:
-        """Return a text by which the project of this database differs from all others."""
+        """Return a text that identifies this project in this database among all others."""
         [found] = self.rows("SELECT system_identifier::text, current_database() FROM pg_control_system()")
         return "\n".join([*map(str, found), self.project])
 
     def announce(self, fork: str, kind: str) -> None:
-        """Tell other processes, when the transaction is committed, of an event."""
+        """Notify other processes of an event once the transaction is committed."""
         self._news.add((fork, kind))
 
     def open_listener(self) -> psycopg.Connection[tuple[Any, ...]]:
@@ -511,7 +512,7 @@ class PostgresDatabase(SqlDatabase):
         transaction.number = connection.execute(f"{_TAKE_TURN}, pg_current_xact_id()::text, {_CHECKPOINT}".encode())
 
     def _commit(self, transaction: _Transaction) -> None:
-        """Commit; if the connection is lost meanwhile, find out what became of it."""
+        """Commit; if the connection is lost meanwhile, find out whether the transaction was committed."""
         if transaction.is_new:
             return  # nothing was read or written
         number = None
@@ -531,7 +532,7 @@ class PostgresDatabase(SqlDatabase):
                 raise self._explain(error) from error
 
     def _is_committed(self, number: str, checkpoint: str) -> bool:
-        """Return whether a transaction whose connection was lost has been committed; wait until that is decided.
+        """Return whether a transaction whose connection was lost was committed; wait until that is decided.
 
         After a crash the server may give a transaction's number to another one. A crash ends with a checkpoint, so if
         there was one since the transaction began, it does not count as committed.
@@ -542,7 +543,7 @@ class PostgresDatabase(SqlDatabase):
         return found == [("committed", checkpoint)]
 
     def _roll_back(self, *, is_sound: bool) -> None:
-        """Undo the transaction; a connection that was interrupted, and may expect an answer, is closed for that."""
+        """Undo the transaction; close the connection if it was interrupted and may still be waiting for an answer."""
         transaction, self._transaction = self._transaction, None
         if transaction is None or self._connection is None:
             return
@@ -603,7 +604,7 @@ class PostgresDatabase(SqlDatabase):
 
 
 class _Listener:
-    """Receives the announcements of a database for all its watches, in a thread that runs while there are any."""
+    """Receives the announcements of a database for all its watches, in a thread that runs while there are watches."""
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
@@ -662,7 +663,7 @@ class _Listener:
             while True:
                 with suppress(psycopg.Error), self._database.open_listener() as connection:
                     pause = _FIRST_PAUSE_S
-                    self._announce()  # what changed before is not known
+                    self._announce()  # something may have changed before this
                     if self._receive(connection, end_fd):
                         return
                 if select.select([end_fd], [], [], pause)[0]:

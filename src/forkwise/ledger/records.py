@@ -85,15 +85,15 @@ class AttemptRecord:
     """One run of one candidate in one branch.
 
     ``key`` identifies the candidate within the fork, and is unique within a ``round``. ``ending`` and ``exit_code`` say
-    how its process ended, ``reason`` why it counts as failed or was cancelled; of a faulted one, which was not judged,
-    ``fault`` names what failed, such as ``sandbox`` or ``disk``. ``wall`` and ``cpu`` are seconds,
-    ``memory`` bytes. ``scores`` are the parts of ``score``, to be compared in order. ``no_change`` says that it changed
-    no file, apart from ignored ones; ``git`` sums up what it did in git repositories; ``needs_ignored`` are ignored
-    paths without which its tests fail. ``tail`` is the end of its output as text; ``read_log`` returns all of it.
-    ``unwanted`` is the reason of a request to end it, which the process that runs it then follows. ``agent`` is the
-    coding agent that it runs, ``variation`` what it does differently from its siblings, ``variant`` the number of its
-    entry in the ``variants`` of the fork's ``spec``. ``session`` is the agent's own id of its conversation, ``answer``
-    its closing message; ``cost`` has ``usd``, if that is known, and the numbers of tokens.
+    how its process ended, ``reason`` why it counts as failed or was cancelled. A faulted attempt was not judged; its
+    ``fault`` names what failed, such as ``sandbox`` or ``disk``. ``wall`` and ``cpu`` are seconds, ``memory`` bytes.
+    ``scores`` are the parts of ``score``, to be compared in order. ``no_change`` says that it changed no file, apart
+    from ignored ones; ``git`` sums up what it did in git repositories; ``needs_ignored`` are ignored paths without
+    which its tests fail. ``tail`` is the end of its output as text; ``read_log`` returns all of it. ``unwanted`` is the
+    reason of a request to end it, which the process that runs it carries out. ``agent`` is the coding agent that it
+    runs, ``variation`` what it does differently from its siblings, ``variant`` the number of its entry in the
+    ``variants`` of the fork's ``spec``. ``session`` is the agent's own id of its conversation, ``answer`` its closing
+    message; ``cost`` has ``usd``, if that is known, and the numbers of tokens.
     """
 
     id: str
@@ -167,7 +167,7 @@ class Event:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """What the agent of its attempt did, if the event says it."""
+        """The agent's steps, if this event recorded any."""
         found = self.data.get("steps") if self.kind == "acted" else None
         return [step for step in found if isinstance(step, dict)] if isinstance(found, list) else []
 
@@ -207,7 +207,7 @@ class ConversationRecord:
 
 
 def attempt_file(directory: str | os.PathLike[str], attempt: str, kind: str, suffix: str) -> Path:
-    """Return the path of a file that is kept of an attempt: ``<ledger>/<kind>/<attempt>.<suffix>``."""
+    """Return the path of a file that is kept for an attempt: ``<ledger>/<kind>/<attempt>.<suffix>``."""
     if not re.fullmatch(r"[a-z0-9]+\.[0-9]+", attempt):
         raise LedgerError(f"{attempt!r} is not the id of an attempt, such as k3f9ab.2", subject=attempt)
     return Path(directory, kind, f"{attempt}.{suffix}")

@@ -112,7 +112,7 @@ def _find_record_problem(state_dir: StateDir, number: int, target: str | None) -
                 check_root(record, target, "it is unfinished")
             except CommitError:
                 return f"it is unfinished, and {target} is another directory than the one it changed"
-        # Of an undo these are directories of the commit that it undoes, which has the damage then.
+        # For an undo these are directories of the commit that it undoes; then the damage is that commit's.
         return next(
             filter(None, (_find_link(state_dir.path, path) for path in (record.side, record.layer or ""))), None
         )
@@ -120,7 +120,7 @@ def _find_record_problem(state_dir: StateDir, number: int, target: str | None) -
 
 
 def _find_link(top: str, path: str) -> str | None:
-    """Return which part of ``path`` below ``top`` is not a directory, such as a link; a missing one is no damage."""
+    """Return which part of ``path`` below ``top`` is not a directory, such as a link; a missing part is fine."""
     here = top
     for name in filter(None, path.split("/")):
         here = f"{here}/{name}"
@@ -151,7 +151,7 @@ def _find_branch_problem(home: str, *, is_native: bool) -> str | None:
 
 
 def _find_head(state_dir: StateDir) -> int:
-    """Return the newest commit whose branch was moved to the history, which is its last step before it takes effect."""
+    """Return the newest commit whose branch is in the history: moving it is the last step before it takes effect."""
     for number in state_dir.numbers():
         with suppress(StateError):
             record = Record.load(state_dir.history(number))
@@ -175,7 +175,7 @@ def _set_aside(state_dir: StateDir, path: str, reason: str, dry_run: bool) -> st
 
 
 def _unmount(home: str) -> None:
-    """Unmount what is mounted inside a branch's home; a mount of FUSE that only its user may unmount stays."""
+    """Unmount what is mounted inside a branch's home, except FUSE mounts that only another user may unmount."""
     for found in reversed(mounts()):
         if found.point.startswith(f"{home}/"):
             with suppress(OSError):

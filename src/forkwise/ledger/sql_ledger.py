@@ -1,7 +1,7 @@
 """The ledger on a database that speaks SQL: everything that the ledgers on SQLite and on PostgreSQL have in common.
 
-What differs between the two is a ``Dialect``: a few pieces of the statements. Several ledgers share the tables of a
-PostgreSQL database, so every statement names its own rows there.
+A ``Dialect`` has the few pieces of statements in which the two differ. Several ledgers share the tables of a PostgreSQL
+database, so every statement there is restricted to the rows of its own ledger.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Dialect:
 class SqlDatabase(ABC):
     """A connection to a database. Threads may share it.
 
-    No connection must be used across fork(2): it is closed before, and the next statement opens another.
+    A connection must not be used across fork(2), so it is closed before a fork, and the next statement opens another.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class SqlLedger(Ledger):
         self._dialect = dialect
         self._own = dialect.own
         self._writer: int | None = None  # the thread whose transaction is open
-        #: What that transaction has read or written of forks and attempts: nobody else writes meanwhile.
+        #: The forks and attempts that this transaction has read or written; nobody else writes meanwhile.
         self._known: dict[str, tuple[str, object]] = {}
         #: The keys and rounds of attempts, by fork, once that transaction adds a second attempt to the fork.
         self._keys: dict[str, set[tuple[Any, Any]]] = {}
@@ -226,10 +226,10 @@ class SqlLedger(Ledger):
                     work.done += 1
 
     def copy_from(self, source: SqlLedger) -> int:
-        """Copy all events and conversations of another ledger into this one, and return how many these are.
+        """Copy all events and conversations of another ledger into this one, and return how many were copied.
 
-        This one has to be empty. What both return afterwards is compared. Raises LedgerError, and leaves nothing
-        behind, if it differs or a fork still runs.
+        This ledger has to be empty. Afterwards the contents of both are compared. Raises LedgerError, and leaves
+        nothing behind, if they differ or a fork still runs.
         """
         if running := source.forks(state="running"):
             raise LedgerError(
@@ -326,7 +326,7 @@ class SqlLedger(Ledger):
         return table, [*(document.get(column) for column in _COLUMNS[table]), text]
 
     def _merge_fields(self, table: str, before: object, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the stored document of a record, updated with those of ``data`` that are fields."""
+        """Return the stored document of a record, updated with the values in ``data`` that are fields of it."""
         fields = _FORK_FIELDS if table == "forks" else _ATTEMPT_FIELDS
         return {**_load_object(before), **{name: value for name, value in data.items() if name in fields}}
 
@@ -479,7 +479,7 @@ class DamagedRow(NamedTuple):
 
 
 class _DamagedRowError(ValueError):
-    """A row holds something else than the record that belongs there."""
+    """A row does not hold a valid record."""
 
 
 @contextmanager

@@ -73,9 +73,9 @@ def open_ledger_of_state(state: str) -> Ledger:
 
 
 def open_postgres(url: str, state: str, project: str = "", *, subject: str = "FORKWISE_LEDGER") -> SqlLedger:
-    """Open the ledger of a workspace in a PostgreSQL database. ``subject`` is what a message says has given ``url``.
+    """Open the ledger of a workspace in a PostgreSQL database. ``subject`` names the source of ``url`` in messages.
 
-    It is called ``project``, else as $FORKWISE_PROJECT says, else by the name of the state directory.
+    Its project is ``project``, else $FORKWISE_PROJECT, else the name of the state directory.
     """
     if not url.startswith(("postgresql://", "postgres://")):
         raise LedgerError(
@@ -157,7 +157,7 @@ def _migrate(database: sqlite3.Connection, path: str) -> None:
     """Bring a database, which may be new, to the version of the tables that this forkwise knows."""
     if _read_version(database, path) == len(SCRIPTS):
         return
-    # Of two connections that switch a new file to WAL at the same time, one fails with SQLITE_BUSY: take turns.
+    # If two connections switch a new file to WAL at the same time, one fails with SQLITE_BUSY: take turns.
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     directory = fds.track(lambda: os.open(os.path.dirname(path), flags))
     try:

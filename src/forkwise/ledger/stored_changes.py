@@ -2,7 +2,7 @@
 
 ``<ledger>/changes/<attempt>.z`` is a stream of zlib: a line of JSON that lists the changed paths, then the contents of
 the text files before and after, one after the other. Both versions are kept, so that two attempts can be compared too.
-How much is kept of one attempt is bounded, and the document says what was left out.
+The size for one attempt is bounded, and the document says what was left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["StoredChanges", "has_changes", "load_changes", "remove_changes", "save_changes"]
 
 _FORMAT = 1
-_MAX_FILES = 2000  # of which the content is kept
+_MAX_FILES = 2000  # with content
 _MAX_CONTENT = 8 << 20  # bytes before and after together
 _MAX_FILE = 1 << 20  # bytes of one version
 _MAX_LISTED = 5000  # changed paths
@@ -54,7 +54,7 @@ class StoredChanges:
 
     @property
     def without_content(self) -> tuple[str, ...]:
-        """The paths of which a version was left out; binary files are not among them."""
+        """The paths with a version whose content was left out; binary files are not among them."""
         return tuple(
             file.path
             for file in self.files
@@ -156,16 +156,16 @@ def _decode(content: bytes) -> StoredChanges:
     files = tuple(_load_files(document["files"], rest))
     unlisted = document["unlisted"]
     if type(unlisted) is not int or unlisted < 0:
-        raise ValueError("its number of further paths is none")
+        raise ValueError("its number of further paths is not a number")
     repository = tuple(_load_repository(**row) for row in document.get("repository", ()))
     return StoredChanges(Delta(changes, repository), files, unlisted, document["is_redacted"] is True)
 
 
 def _load_change(path: Any, kind: Any, type_: Any, size: Any, mode: Any, executor: Any, files: Any = 0) -> Change:
     if kind not in _KINDS or type_ not in _TYPES or not (type(size) is type(mode) is type(files) is int):
-        raise ValueError("a change in it is none")
+        raise ValueError("a change in it is invalid")
     if not (isinstance(path, str) and isinstance(executor, str)):
-        raise ValueError("a path in it is none")
+        raise ValueError("a path in it is invalid")
     return Change(path, kind, type_, size, mode, executor, files)
 
 
@@ -173,9 +173,9 @@ def _load_repository(references: Any, **fields: Any) -> RepositoryChange:
     found = RepositoryChange(references=tuple(ReferenceChange(**row) for row in references), **fields)
     for reference in found.references:
         if not (type(reference.name) is str and type(reference.commits) is int):
-            raise ValueError("a reference in it is none")
+            raise ValueError("a reference in it is invalid")
     if not (type(found.path) is type(found.problem) is str and type(found.stashes) is int):
-        raise ValueError("a repository in it is none")
+        raise ValueError("a repository in it is invalid")
     return found
 
 
@@ -183,7 +183,7 @@ def _load_files(rows: Any, rest: bytes) -> Iterator[FileDiff]:
     start = 0
     for path, *sides in rows:
         if not isinstance(path, str) or len(sides) != 2:
-            raise ValueError("a file in it is none")
+            raise ValueError("a file in it is invalid")
         versions: list[FileVersion | None] = []
         for side in sides:
             if side is None:
@@ -191,7 +191,7 @@ def _load_files(rows: Any, rest: bytes) -> Iterator[FileDiff]:
                 continue
             mode, size, digest, length = side
             if type(mode) is not int or not isinstance(digest, str | None) or type(size) not in (int, type(None)):
-                raise ValueError("a version in it is none")
+                raise ValueError("a version in it is invalid")
             version = FileVersion(mode, None, size, digest)
             if length is not None:
                 if type(length) is not int or not 0 <= length <= len(rest) - start:

@@ -2,7 +2,7 @@
 
 A ledger in PostgreSQL is shared, while these files are beside it on one machine. With a store, an attempt's files are
 copied there as one object, ``ledger/<namespace>/<attempt>``, before its end is recorded, and a machine without them
-fetches that object once. What comes out of the store is hostile: names and lengths are checked, and its digest is.
+fetches that object once. What comes out of the store is untrusted: names, lengths and the digest are checked.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _DIGEST = 64
 _ATTEMPT = re.compile(r"[a-z0-9]+\.[0-9]+", re.ASCII)
 _PATH = re.compile(r"(?:output|changes|tests|network)/{}(?:\.[a-z]+){{1,2}}|output/{}\.servers/[a-z][a-z0-9_.-]*")
 _ASK_AGAIN_S = 5.0
-_PAUSE_S = 60.0  # in which a store that failed is left alone: it may need minutes to fail
+_PAUSE_S = 60.0  # before a store that failed is tried again: it may take minutes to fail
 
 
 class StoredFiles:
     """The files of a ledger's attempts in ``store``, beside those in ``directory`` on this machine.
 
-    ``namespace`` tells the ledger from others that use the same store. A failure of the store is a warning, never an
+    ``namespace`` distinguishes this ledger from others in the same store. A failure of the store is a warning, never an
     error: the files remain on the machine on which the attempt ran.
     """
 
@@ -84,7 +84,7 @@ class StoredFiles:
             _warn(f"the output and the changes of {attempt} could not be fetched: {error}")
 
     def collect(self, has_attempt: Callable[[str], bool]) -> int:
-        """Delete what the store has of attempts that are not in the ledger any more; return how many these were.
+        """Delete the files of attempts that are no longer in the ledger from the store; return how many there were.
 
         An attempt is in the ledger before its files are in the store, so those of a new one are never deleted.
         """
@@ -107,20 +107,20 @@ class StoredFiles:
 
     def _check(self, content: bytes) -> bytes:
         if self._store.codec.digest(content[_DIGEST:]).encode() != content[:_DIGEST]:
-            raise DamagedObjectError("its content has another digest")
+            raise DamagedObjectError("its content does not match its digest")
         return content[_DIGEST:]
 
     def _unpack(self, attempt: str, content: bytes) -> None:
-        """Write the files; those of its output last, by which ``fetch`` knows that all are there."""
+        """Write the files, the output last: if it is there, ``fetch`` knows that all of them are."""
         first, _, rest = content.partition(b"\n")
         allowed = re.compile(_PATH.pattern.format(re.escape(attempt), re.escape(attempt)), re.ASCII)
         try:
             rows = [(str(path), int(size)) for path, size in json.loads(first)]
         except (ValueError, TypeError, RecursionError) as error:
-            raise DamagedObjectError(f"its list of files has another form: {str(error)[:100]}") from error
+            raise DamagedObjectError(f"its list of files is invalid: {str(error)[:100]}") from error
         is_sound = all(size >= 0 and allowed.fullmatch(path) for path, size in rows)
         if not is_sound or sum(size for _, size in rows) != len(rest):
-            raise DamagedObjectError("its list of files has another form")
+            raise DamagedObjectError("its list of files is invalid")
         position, files = 0, []
         for path, size in rows:
             files.append((path, rest[position : position + size]))

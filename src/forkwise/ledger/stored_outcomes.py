@@ -27,7 +27,7 @@ _OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
 def save_outcomes(directory: str | os.PathLike[str], attempt: str, outcomes: Mapping[str, str]) -> None:
-    """Keep the outcomes of an attempt's tests: those that did not pass, then the first others, without known secrets.
+    """Keep the outcomes of an attempt's tests, up to a limit and without known secrets; those that did not pass first.
 
     If the disk is full, nothing is kept.
     """

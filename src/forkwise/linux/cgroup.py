@@ -118,7 +118,7 @@ class Cgroup:
         """Kill every process in the group, including those that fork meanwhile."""
         groups = [group for directory in self.paths for group in _walk(directory)]
         for group in groups:
-            with suppress(OSError):  # a group of another controller, or removed
+            with suppress(OSError):  # only groups of the pids controller have this file, and the group may be removed
                 _write(f"{group}/pids.max", "0")
         for group in groups:
             try:
@@ -138,7 +138,7 @@ class Cgroup:
                 return
             if time.monotonic() > deadline:
                 raise NamespaceError(
-                    f"control groups do not get empty: {', '.join(self.paths)}; a process in them cannot be killed "
+                    f"control groups are still not empty: {', '.join(self.paths)}; a process in them cannot be killed "
                     "(see their cgroup.procs); they are removed by the first sweep after it has exited"
                 )
             self.kill()
@@ -193,7 +193,7 @@ class Cgroup:
 
 
 def version_of(controller: Controller) -> Literal[1, 2] | None:
-    """Return the version with which this user can use a controller below this process's group; None if with neither."""
+    """Return the version in which this user can use a controller below this process's group; None if in neither."""
     groups = own_groups()
     tree = groups.get(_UNIFIED)
     if tree is not None and controller in _controllers(tree) and _is_ours(tree):

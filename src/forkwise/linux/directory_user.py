@@ -16,11 +16,10 @@ _POSTGRES_NAMES = ("postgres", "postmaster")
 
 
 def find_directory_user(directory: str) -> str | None:
-    """Return the name and number of a process that uses a directory; None if none is known to.
+    """Return the name and PID of a process that uses a directory; None if none is found.
 
-    Of processes of other users, root sees all, and other users see only PostgreSQL, by its lock file. A process in a
-    sandbox that sees a branch at the same path does not count: its files are others, on another device or by their
-    inodes.
+    Root sees the processes of all users. Any other user sees only their own, and PostgreSQL by its lock file. A process
+    in a sandbox that sees a branch at the same path does not count: its files have other device or inode numbers.
     """
     if not os.path.isdir(directory):
         return None
@@ -56,7 +55,7 @@ def find_postgres(root: str) -> str | None:
 
 
 def _may_work_in(pid: int, root: str) -> bool:
-    """Return whether a process has a directory as its working directory, as PostgreSQL has; True if that is secret."""
+    """Return whether a process works in a directory, as PostgreSQL does; True if this user may not find out."""
     try:
         return os.path.samestat(os.stat(f"/proc/{pid}/cwd"), os.stat(root))
     except PermissionError:

@@ -31,7 +31,7 @@ def fork_lock() -> Iterator[None]:
 
 
 def track(open_fd: Callable[[], int]) -> int:
-    """Call a function that opens a descriptor, and register what it returns; below zero means none."""
+    """Call a function that opens a descriptor, and register the result; a negative one is not registered."""
     with _lock:
         fd = open_fd()
         if fd >= 0:
@@ -71,8 +71,8 @@ def receive(opened: socket.socket, size: int, most_fds: int) -> tuple[bytes, lis
 def close(*fds: int) -> None:
     """Close descriptors that are still registered; others are skipped.
 
-    A signal handler that raises may interrupt the caller after the close and before it forgets the number, which by the
-    second close may belong to another file.
+    So closing one twice is safe: a signal handler that raises may interrupt a caller before it forgets the number it
+    has just closed, and by the second close that number may belong to another file.
     """
     with _lock:
         for fd in fds:

@@ -19,7 +19,7 @@ _NOT_AVAILABLE = (errno.EINVAL, errno.EACCES, errno.EPERM, errno.ENOLCK, errno.E
 class Leases:
     """Read leases on files, oldest first.
 
-    The kernel refuses a read lease while the file is open for writing, also through a mapping. While the lease is held,
+    The kernel refuses a read lease while the file is open for writing, or mapped for writing. While the lease is held,
     an open for writing waits, and the lease shows that. On files of other users, which need CAP_LEASE, and on
     filesystems without leases, every file counts as not open.
     """

@@ -36,12 +36,11 @@ def available() -> bool:
 
 
 def enter_namespace() -> None:
-    """Enter a user and mount namespace in which this process may mount kernel overlays, as the same user, for good.
+    """Enter, for good, a user and mount namespace in which this process stays the same user and may mount overlays.
 
-    Call it at the start of a program of an unprivileged user: the kernel allows it only to a process with a single
-    thread. Branches then cost the same for every size of the workspace; only this process and those that it starts see
-    them. If the process may mount already, as root may, it does nothing. Raises NamespaceError if the machine forbids
-    it.
+    Call it when an unprivileged user's program starts: the kernel allows it only while the process has a single thread.
+    A branch then costs the same however large the workspace is, and only this process and those that it starts see it.
+    If the process may already mount, as root may, nothing happens. Raises NamespaceError if the machine forbids it.
     """
     global _entered
     if _entered or may_mount():

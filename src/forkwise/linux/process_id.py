@@ -51,7 +51,7 @@ class ProcessId:
     def alive(self) -> bool:
         """Whether that process still runs.
 
-        A process of another PID namespace counts as alive until a reboot, one of another machine always.
+        A process in another PID namespace counts as alive until a reboot; one on another machine always does.
         """
         if self.boot != boot_id():
             return self.is_elsewhere

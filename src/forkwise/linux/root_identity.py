@@ -1,7 +1,7 @@
-"""The identity of a workspace's directory, which tells it from another directory that was moved to the same path.
+"""The identity of a workspace's directory, which distinguishes it from another one that was moved to the same path.
 
 A branch and a record of a commit describe changes to one directory. Applied to another one, they would overwrite and
-delete files of that name there. So both have the identity of the directory they belong to.
+delete the files of the same names there. So both record the identity of the directory they belong to.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _OVERLAYFS = 0x794C7630
 
 @dataclass(frozen=True, slots=True)
 class RootIdentity:
-    """One directory: its device and inode number, its time of birth (0: unknown), and the filesystem's handle of it.
+    """One directory: its device and inode number, its birth time (0: unknown), and the filesystem's handle for it.
 
-    The handle is the most reliable part: a filesystem never reuses one, and it is the same after a restart, which a
-    device number need not be. Filesystems without handles have an empty one. On overlayfs the birth time is left out,
-    because it changes when a directory is copied up.
+    The handle is the most reliable part: a filesystem never reuses one, and it survives a restart, after which a device
+    number may differ. Filesystems without handles have an empty one. On overlayfs the birth time is left out, because
+    it changes when a directory is copied up.
     """
 
     device: int
@@ -59,11 +59,11 @@ class RootIdentity:
             return (self.inode, self.handle) == (now.inode, now.handle)
         if self.born and now.born and self.born != now.born:
             return False
-        # Numbers of devices, and of inodes on overlayfs and FUSE, hold until the next restart only.
+        # Device numbers, and inode numbers on overlayfs and FUSE, are valid only until the next restart.
         return self.boot != now.boot or (self.device, self.inode) == (now.device, now.inode)
 
     def is_open_as(self, fd: int) -> bool:
-        """Return whether a descriptor, opened since ``is_at`` was called, is of the same directory."""
+        """Return whether a descriptor, opened since ``is_at`` was called, refers to the same directory."""
         return os.fstat(fd).st_ino == self.inode or self.boot != boot_id()
 
     def dump(self) -> list[Any]:

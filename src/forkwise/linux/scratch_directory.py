@@ -27,7 +27,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def scratch_directory(purpose: str) -> Iterator[str]:
-    """Yield a new directory that only the user can read, and remove it with the block. ``purpose`` is a word."""
+    """Yield a new directory that only the user can read, and remove it when the block ends. ``purpose`` is one word."""
     path, fd = _create(purpose, _temporary)
     with closing_fd(fd):
         try:
@@ -43,7 +43,7 @@ def create_scratch_directory(purpose: str) -> tuple[str, int]:
 
 
 def _create(purpose: str, known: set[tuple[int, str]]) -> tuple[str, int]:
-    """Create a directory, and add it to those that are known before it is there."""
+    """Create a directory; it is added to ``known`` before it exists, so that an interrupt cannot leave it behind."""
     while True:
         path = f"{tempfile.gettempdir()}/forkwise-scratch-{purpose}-{secrets.token_hex(4)}"
         known.add((os.getpid(), path))
@@ -51,7 +51,7 @@ def _create(purpose: str, known: set[tuple[int, str]]) -> tuple[str, int]:
             os.mkdir(path, 0o700)
             fd = os.open(path, _DIRECTORY)
         except (FileExistsError, FileNotFoundError):
-            # The name is taken; or a garbage collection took it for abandoned, between its creation and its lock.
+            # The name is taken, or a garbage collection removed the directory before it was locked.
             known.discard((os.getpid(), path))
             if not os.path.isdir(tempfile.gettempdir()):
                 raise
@@ -65,7 +65,7 @@ def _create(purpose: str, known: set[tuple[int, str]]) -> tuple[str, int]:
 def _remove(path: str) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
-    except KeyboardInterrupt:  # the process may go on for long
+    except KeyboardInterrupt:  # finish first: the process may run on for a long time
         shutil.rmtree(path, ignore_errors=True)
         raise
 
@@ -124,7 +124,7 @@ def _open_abandoned(path: str) -> int | None:
 def _lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # of a filesystem without locks too: then nothing counts as abandoned
+    except OSError:  # also if the filesystem has no locks: then nothing counts as abandoned
         return False
     return True
 

@@ -101,7 +101,7 @@ _AUDIT_ARCH = (0xC000003E, 0xC00000B7)
 # |                |          | host name, kernel log; open_by_handle_at reaches files by number, past every mount    |
 # | KEYRINGS       | standard | keyrings belong to a user or session, and no namespace separates them from the host's |
 # | INTERFACES     | standard | large parts of the kernel that ordinary programs do not need; io_uring also performs  |
-# |                |          | calls that this filter refuses, unseen by it, so it goes with any of the others       |
+# |                |          | calls that this filter refuses, unseen by it, so it is refused with any other group   |
 # | MOUNTS         | standard | a sandbox is confined by its mounts                                                   |
 # | NAMESPACES     | strict   | a user namespace gives a process all capabilities inside it, and exposes the kernel   |
 # |                |          | code behind them; but browsers need it for their own sandboxes, and it cannot unmount |

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 __all__ = ["sync_files"]
 
 _FSYNC = 2  # IOCB_CMD_FSYNC
-_CAPACITY = 32  # of one context
+_CAPACITY = 32  # requests per context
 # io_setup, io_destroy, io_submit, io_getevents
 _NUMBERS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}.get(os.uname().machine)
 
@@ -112,5 +112,5 @@ def _sync_some(context: int, fds: Sequence[int]) -> None:
         finished += got
     if failed:
         raise OSError(failed, os.strerror(failed))
-    for fd in fds[submitted:]:  # which this kernel or this filesystem does not sync asynchronously
+    for fd in fds[submitted:]:  # this kernel or this filesystem cannot sync these asynchronously
         os.fsync(fd)

@@ -125,7 +125,7 @@ def mount(source: str, target: str, fstype: str | None, flags: int = 0, data: st
 def fsopen(fstype: str, options: Mapping[str, str | None]) -> int:
     """Configure a filesystem with fsopen(2) and fsconfig(2), and return a descriptor for ``fsmount``.
 
-    An option without a value is None; the kernel accepts at most 255 bytes of a value.
+    An option without a value is None; the kernel refuses a value of more than 255 bytes.
     """
     fd = int(_syscall(_FSOPEN, fstype.encode(), _CLOEXEC))
     if fd < 0:

@@ -252,9 +252,9 @@ def _remove_directory(root: int, path: str, left: list[str]) -> None:
 
 FICLONE = 0x40049409
 
-_RANGE = 1 << 27  # bytes one copy_file_range may take: few calls, and still interruptible
+_RANGE = 1 << 27  # bytes for one copy_file_range call: few calls, and still interruptible
 _BUFFER = 1 << 20
-_SETTLED_NS = 50_000_000  # after this, a new change of a file has another ctime than the last one
+_SETTLED_NS = 50_000_000  # a file changed again after this time gets a different ctime
 
 # Attributes that overlayfs writes on the files of a layer; on a copy they would hide or redirect entries.
 _OVERLAY_XATTRS = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
@@ -404,7 +404,7 @@ class _TreeCopy:
         return CopiedTree(self.directories, tuple(self.skipped), self.origins)
 
     def _copy_directory(self, path: str, found: os.stat_result) -> list[tuple[str, os.stat_result]]:
-        """Copy the entries of one directory, its directories empty; return those, to be filled next."""
+        """Copy the entries of one directory; create its subdirectories empty and return them, to be filled next."""
         below: list[tuple[str, os.stat_result]] = []
         names: set[str] = set()
         xattrs: dict[str, bytes] = {}
@@ -562,7 +562,7 @@ def _set_metadata(target: int, found: os.stat_result, xattrs: Mapping[str, bytes
     mode = stat.S_IMODE(found.st_mode)
     # Owner first: a change of owner clears the set-id bits and file capabilities.
     if not _set_owner(target, found.st_uid, found.st_gid) and stat.S_ISREG(found.st_mode):
-        mode &= ~(stat.S_ISUID | stat.S_ISGID)  # they would grant the rights of another user than before
+        mode &= ~(stat.S_ISUID | stat.S_ISGID)  # they would grant the rights of a different user than before
     _write_xattrs(target, xattrs)
     os.chmod(target, mode)
     os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))

@@ -2,7 +2,7 @@
 
 Trackers are nested: the tracker of a branch has its fork's as its parent, and a fork inside a branch has the branch's.
 Before a request is sent, every tracker on the way up has to admit it. A tracker admits a request if its upper estimate
-fits beside all requests in flight, or if none is in flight. So a budget is overdrawn by one request at most.
+fits beside all requests in flight, or if none is in flight. A budget is thus overdrawn by one request at most.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def estimate_request(
 ) -> RequestEstimate:
     """Estimate the cost of sending ``messages`` to ``model``.
 
-    The last response's usage gives the tokens up to it. For newer messages the upper bound counts each byte as a token.
+    The tokens up to the last response are known from its usage. For newer messages the upper bound counts each byte as
+    a token.
     """
     measured = _last_measured_tokens(messages)
     unmeasured = _count_bytes(_messages_since_measured(messages))
@@ -209,7 +210,7 @@ class BudgetTracker:
             unspent = [
                 other - amounts[unit]
                 for limits, amounts, sibling in siblings
-                # a sibling above its limit took the excess from the shared amount: it counts as a negative rest
+                # a sibling above its limit took the excess from the shared amount, so its remainder is negative
                 if (other := limits[unit]) is not None and (sibling.is_closed or amounts[unit] > other)
             ]
             caps.append(None if limit is None else limit + max(0, sum(unspent)))

@@ -111,9 +111,9 @@ class LiveForkCapability(AbstractCapability[Any]):
         return _toolset()
 
     def get_workspace(self, ctx: RunContext[Any], *, ref: WorkspaceRef | None) -> WorkspaceBackend | None:
-        """Return the directory as the workspace of a run that has none, also for a history that names a branch of it.
+        """Return the directory as the workspace of a run that has none, even if its history names a branch of it.
 
-        A merged history names the branch that was merged, whose files are the directory's now.
+        A merged history names the branch that was merged, whose files are now the directory's.
         """
         if not isinstance(self.workspace, Workspace | Branch):
             return None

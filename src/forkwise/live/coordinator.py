@@ -372,7 +372,7 @@ class ForkCoordinator:
             else:
                 self.materializer = await run_in_thread(ForkMaterializer, directory, live.fork.id, keep)
             self.materializer.set_owner()
-        except OSError as error:  # such as a current directory that is read-only: a fork works without a mirror
+        except OSError as error:  # for example, the current directory is read-only: a fork works without a mirror
             warnings.warn(f"the branches are not mirrored: {error}", ForkwiseWarning, stacklevel=4)
         else:
             statuses = live.branches
@@ -382,7 +382,7 @@ class ForkCoordinator:
             self.store = LedgerForkStore(live.source.parent.workspace) if is_on_disk else InMemoryForkStateStore()
 
     def update_manifest(self) -> None:
-        """Have the mirror's manifest show the current status of the branches."""
+        """Update the mirror's manifest with the current status of the branches."""
         if self.manifest is not None and not self.is_resolved:
             self.manifest.schedule()
 

@@ -149,7 +149,7 @@ async def run_tests(
     if tests is None or not testable:
         return {}
     baseline: Baseline | None = None
-    with suppress(BranchingError):  # on the base, the command may not work: that is what the branches are judged by
+    with suppress(BranchingError):  # the command may fail on the base: the branches are then judged without a baseline
         baseline = await tests.measure(testable[0].attempt.fork.parent)
 
     async def test(runtime: BranchRuntime) -> TestReport | None:
@@ -210,7 +210,7 @@ async def decide(
     """Ask the judge or the panel of a strategy.
 
     ``judge`` replaces the models that the strategy names. Unless ``signals`` are given, one signal is how often earlier
-    picks of the same judges were kept, which ``calibrations`` say. A judge that cannot be asked, for example because
+    picks of the same judges were kept, according to ``calibrations``. A judge that cannot be asked, for example because
     its package or its key is missing, has no vote. Raises NoVerdictError if none is left.
     """
     with span("judge") as judge_span:
@@ -309,7 +309,7 @@ async def judge_fork(live: LiveFork, strategy: MergeStrategy, settings: JudgeSet
 
 
 def _strategy_key(strategy: MergeStrategy) -> str:
-    """Return a key that is equal for strategies that put the same question to the same judges."""
+    """Return a key that is equal for strategies that ask the same judges the same question."""
     kind = "vote" if strategy.kind == "vote" else "judge"
     return f"{kind} {replace(strategy, kind='manual')}"
 

@@ -361,7 +361,7 @@ class LiveFork:
             for task in asyncio.all_tasks(self.loop):
                 code = getattr(task.get_coro(), "cr_code", None)
                 if code is not None and code.co_filename.startswith(_TASK_SOURCES):
-                    # As asyncio does with tasks it gives up: otherwise it reports them when they are destroyed.
+                    # As asyncio does with tasks that it abandons: otherwise it logs them when they are destroyed.
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
         if self.mirror is not None:
             self.mirror.cleanup()
@@ -479,7 +479,7 @@ class LiveFork:
             await run_in_thread(check_executables, winner.attempt.branch, allow)
 
     def set_retest(self, chosen: Sequence[BranchRuntime], tests: Tests) -> None:
-        """Have a branch that passed ``tests`` pass them again before its merge, if the parent changes meanwhile.
+        """Require a branch that passed ``tests`` to pass them again before its merge, if the parent changed meanwhile.
 
         Several branches that all passed them have to pass them together.
         """

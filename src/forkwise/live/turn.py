@@ -457,7 +457,7 @@ async def take_turn(
 
 
 def open_files(runtime: BranchRuntime, deps: Any, materializer: ForkMaterializer | None) -> None:
-    """Give a branch its files, and deps that refer to them. The attempt has created its branch by now."""
+    """Give a branch its files, and deps that refer to them. The attempt must have created its branch."""
     plan, label = runtime.live_fork.plan, runtime.spec.label
     isolation = plan.isolation
     branch = None if runtime.live_fork.source.is_in_memory else runtime.attempt.own_branch

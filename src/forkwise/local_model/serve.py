@@ -36,7 +36,7 @@ def main() -> None:
     os.write(address_fd, server.listening_address.encode())
     os.close(address_fd)
     select.select([parent], [], [])
-    os._exit(0)  # without waiting for responses that nobody reads
+    os._exit(0)  # without waiting for responses that no client reads
 
 
 def _start(settings: dict[str, Any]) -> Any:
@@ -50,7 +50,7 @@ def _start(settings: dict[str, Any]) -> Any:
     params.cors_origins = ""
     params.ui = False
     params.offline = True
-    params.verbosity = 1  # errors
+    params.verbosity = 1  # log level: errors only
     params.n_ctx = settings["context"] * SLOTS
     params.n_parallel = SLOTS
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = _thread_count()

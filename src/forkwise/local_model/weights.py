@@ -159,7 +159,7 @@ def _largest_file_size(directory: Path) -> int:
 
 def _download_error(output: str) -> LocalModelError:
     """Return an error that explains pip's output and names a remedy."""
-    if "connection broken by" in output:  # pip then claims that the version does not exist
+    if "connection broken by" in output:  # pip then reports that the version does not exist
         reason = "pip reached no package index"
     else:
         errors = [line for line in output.splitlines() if line.startswith("ERROR: ")]

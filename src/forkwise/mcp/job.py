@@ -1,4 +1,4 @@
-"""Jobs: the work of tool calls in threads, each with a handle by which a client finds it when it takes long."""
+"""Jobs: the work of tool calls in threads. Each has a handle, by which a client finds it if it takes long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forkwise.errors import BranchingError, ForkwiseWarning
 __all__ = ["HANDLE_PREFIX", "CallJob", "CallJobs", "ToolError"]
 
 HANDLE_PREFIX = "job-"
-"""How the handle of a job begins."""
+"""The prefix of a job's handle."""
 
 _MAX_THREADS = 128
 _MAX_WAITING = 2000
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 
 class ToolError(BranchingError):
-    """A call of a tool cannot be done as requested; the message is for the client."""
+    """A tool call cannot be carried out as requested; the message is for the client."""
 
 
 class CallJob:
     """One piece of work: its state, its result or error, and how to cancel it.
 
-    ``message`` says how far it is. ``text`` is output that can be read in pages.
+    ``message`` describes its progress. ``text`` is output that can be read in pages.
     """
 
     def __init__(self, title: str, work: Callable[[CallJob], dict[str, Any]]) -> None:
@@ -60,11 +60,11 @@ class CallJob:
         return self._done.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end; return whether it is over."""
+        """Wait for the end; return whether the job is over."""
         return self._done.wait(timeout_s)
 
     def add_callback(self, callback: Callable[[CallJob], None]) -> None:
-        """Call a function when the job is over, at once if it is."""
+        """Call a function when the job is over, or immediately if it already is."""
         with self._lock:
             if not self._done.is_set():
                 self._callbacks.append(callback)
@@ -156,7 +156,9 @@ class CallJobs:
         with self._lock:
             found = self._jobs.get(handle)
         if found is None:
-            raise ToolError(f"there is no job {handle!r}: it was started by another server, or is forgotten")
+            raise ToolError(
+                f"there is no job {handle!r}: it was started by another server, or its result has been discarded"
+            )
         return found
 
     def list_open(self) -> list[CallJob]:
@@ -165,7 +167,7 @@ class CallJobs:
             return [job for job in self._jobs.values() if not job.is_over]
 
     def close(self) -> None:
-        """Cancel all jobs, and wait a moment for their ends."""
+        """Cancel all jobs, and wait briefly for them to end."""
         with self._lock:
             self._is_closed = True
         deadline = time.monotonic() + _CLOSE_S

@@ -1,4 +1,4 @@
-"""Tool schemas: what each tool takes, as the JSON schema that clients read, and the check of arguments against it."""
+"""Tool schemas: the arguments of each tool as a JSON schema for clients, and the check against it."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _number(description: str, least: int, most: int) -> dict[str, Any]:
     return {"type": "integer", "minimum": least, "maximum": most, "description": description}
 
 
-_OFFSET = _number("Where the page begins: the value of next in the page before.", 0, 1 << 40)
+_OFFSET = _number("Start of the page: the value of next in the previous page.", 0, 1 << 40)
 _ON_CONFLICT = _text(
-    "If the workspace changed the same paths meanwhile: refuse (default), take ours (the attempt's), keep theirs, "
-    "or merge.",
+    "What to do if the workspace changed the same paths meanwhile: refuse (default), take ours (the attempt's), keep "
+    "theirs, or merge.",
     enum=["refuse", "ours", "theirs", "merge"],
 )
 
@@ -95,8 +95,8 @@ TOOLS = (
         "pick or abort.",
         {
             "handle": _text("A fork, or a job that another tool returned."),
-            "cursor": _number("The cursor of the answer before.", 0, 1 << 53),
-            "timeout_s": _number("How long to wait at most; default 30.", 0, _LONGEST_WAIT),
+            "cursor": _number("The cursor of the previous answer.", 0, 1 << 53),
+            "timeout_s": _number("Maximum time to wait; default 30.", 0, _LONGEST_WAIT),
         },
         ("handle",),
         "read",
@@ -146,7 +146,7 @@ TOOLS = (
         "write",
         "Write files into a branch",
         "Write whole files into a branch, replace one occurrence of old by new in a file, or delete paths. Paths are "
-        "relative to the workspace. Either all of the edits fit, or none is made.",
+        "relative to the workspace. Either all edits are made or, if one does not fit, none.",
         {
             "branch": _text("Branch or attempt."),
             "files": {
@@ -185,12 +185,12 @@ TOOLS = (
         "Commit an attempt",
         "Commit an attempt or a branch to the workspace, all of its changes or none, and drop its siblings. Several "
         "names are merged and committed together. A fork's name picks the attempt that was judged best. The user may "
-        "be asked first. Undo takes it back.",
+        "be asked first. Undo reverts it.",
         {
             "names": _texts("Attempt, branch or fork; several to combine.", 16, minItems=1),
             "on_conflict": _ON_CONFLICT,
             "prefer": _texts("For a combination: NAME, or PATH=NAME, whose version wins a conflict."),
-            "force": {"type": "boolean", "description": "Commit although the attempt failed."},
+            "force": {"type": "boolean", "description": "Commit even if the attempt failed."},
             "keep": {"type": "boolean", "description": "Keep the siblings."},
         },
         ("names",),
@@ -248,11 +248,11 @@ PROMPTS: tuple[dict[str, Any], ...] = (
         ),
     },
 )
-"""The prompts, with the text that their arguments are put into."""
+"""The prompts, with the text that their arguments are inserted into."""
 
 
 def check_arguments(schema: Mapping[str, Any], value: Any, name: str = "arguments") -> None:
-    """Raise ToolError, with the place, if a value is not what a schema of this module describes."""
+    """Raise ToolError, which names the place, if a value does not match a schema of this module."""
     kind = schema["type"]
     types: dict[str, type] = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
     wanted: Any = types[kind]
@@ -284,7 +284,7 @@ def _check_object(schema: Mapping[str, Any], value: dict[str, Any], name: str) -
 
 def _check_text(schema: Mapping[str, Any], value: str, name: str) -> None:
     if len(value) > _MAX_TEXT:
-        raise ToolError(f"{name} has {len(value)} characters, and may have {_MAX_TEXT}")
+        raise ToolError(f"{name} has {len(value)} characters; at most {_MAX_TEXT} are allowed")
     if "enum" in schema and value not in schema["enum"]:
         raise ToolError(f"{name} must be one of {', '.join(schema['enum'])}")
     if "\0" in value:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Confirm", "Toolbox"]
 
-#: Asks the user for a decision; returns why it was refused, or nothing.
+#: Asks the user for a decision; returns the reason for a refusal, or an empty text.
 Confirm = Callable[[str], str]
 
 GROUP_PREFIX = "try-"
@@ -118,7 +118,7 @@ class Toolbox:
         return {"fork": fork, "attempts": number, "state": "running", "next": f"wait with handle {fork}"}
 
     def _start_command(self, words: Sequence[str], job: CallJob) -> dict[str, Any]:
-        """Start the command line in a process of its own, which stays when this server ends; return the fork."""
+        """Start the command line in a process of its own, which outlives this server; return the fork."""
         # -P: the current directory is the workspace, whose modules must not be imported.
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _START, *words],
@@ -290,7 +290,7 @@ class Toolbox:
         text = output.finish()
         found: dict[str, Any] = {"exit_code": done.returncode, "ending": done.ending, "output": text[-_SHOWN_OUTPUT:]}
         if len(text) > _SHOWN_OUTPUT:
-            found["note"] = f"the end of {output.size} bytes; show with name {job.id} has pages of all"
+            found["note"] = f"only the end of {output.size} bytes; show with name {job.id} returns all of it in pages"
         return found
 
     def _find_confinement(self) -> Any:
@@ -525,7 +525,7 @@ class Toolbox:
 
 
 class _CommandText:
-    """What a command prints, as text with an upper limit: the beginning is dropped."""
+    """A command's output as text of limited size; what exceeds it is dropped at the beginning."""
 
     def __init__(self, job: CallJob) -> None:
         self.size = 0
@@ -552,7 +552,7 @@ def _format_variations(prompts: Sequence[str]) -> str:
 
 
 def _find_new(ledger: Ledger, fork: str, cursor: int) -> tuple[int, set[str]]:
-    """Return the number of the last event of a fork, and the attempts that something happened to after ``cursor``."""
+    """Return the number of a fork's last event, and the attempts that have events after ``cursor``."""
     events = ledger.events(after=cursor, fork=fork)
     return max((event.seq for event in events), default=cursor), {e.attempt for e in events if e.attempt is not None}
 

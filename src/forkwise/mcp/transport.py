@@ -31,7 +31,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 def serve_stdio(server: McpServer) -> None:
     """Answer messages on standard input until it ends.
 
-    Standard output is for messages only: what else this process or its children print there goes to standard error.
+    Standard output carries only messages: anything else that this process or its children print goes to standard error.
     """
     output_fd = os.dup(1)
     os.set_inheritable(output_fd, False)
@@ -44,7 +44,7 @@ def serve_stdio(server: McpServer) -> None:
             try:
                 _write_all(output_fd, content)
             except BrokenPipeError:
-                client.cancel_all()  # nobody reads the answers: the client is gone, and its input ends soon
+                client.cancel_all()  # the client is gone, and its input will end soon
 
     try:
         for line in _read_lines(sys.stdin.buffer):
@@ -82,8 +82,8 @@ def _encode(message: dict[str, Any]) -> bytes:
 class HttpTransport:
     """Streamable HTTP on the loopback, for clients that have the ``token``.
 
-    A browser's page cannot use it: without the token every request is refused, and so is one from a page of another
-    host, or to a name that is not this machine's.
+    A web page in a browser cannot use it: requests without the token are refused, and so are those from a page of
+    another host, or to a name that is not this machine's.
     """
 
     def __init__(self, server: McpServer, token: str, port: int = 0) -> None:
@@ -116,7 +116,7 @@ class HttpTransport:
         self._listener.shutdown()
 
     def is_authorized(self, header: str) -> bool:
-        """Return whether the field Authorization has the token."""
+        """Return whether the Authorization header has the token."""
         scheme, _, token = header.partition(" ")
         given = token.strip().encode("utf-8", "replace")
         return scheme.lower() == "bearer" and hmac.compare_digest(given, self._token)
@@ -151,7 +151,7 @@ class HttpTransport:
         return self._slots.acquire(blocking=False)
 
     def release(self) -> None:
-        """Give a connection back."""
+        """Release a connection."""
         self._slots.release()
 
 
@@ -201,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
         if is_start:
             name, client = self.owner.add_client()
         if client is None:
-            text = "there is no such session: initialize again" if name else "the field Mcp-Session-Id is missing"
+            text = "there is no such session: initialize again" if name else "the header Mcp-Session-Id is missing"
             self._refuse(404 if name else 400, text)
             return
         if not isinstance(message, dict) or "method" not in message or "id" not in message:
@@ -217,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_stream = message.get("method") == "tools/call" and "text/event-stream" in self.headers.get("Accept", "")
         if not is_stream:
             while "method" in (found := queue.get()):
-                pass  # a notification, for which there is no room
+                pass  # a notification, which this response has no place for
             self._reply(200, _encode(found), "application/json", session)
             return
         self.send_response(200)
@@ -243,7 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(405, "the server sends nothing of its own accord: use POST")
 
     def _check(self) -> bool:
-        """Refuse a request that is not from a client with the token on this machine."""
+        """Refuse a request unless it comes from this machine and has the token."""
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         origin = self.headers.get("Origin")
         if host not in _LOOPBACK or (origin is not None and urlsplit(origin).hostname not in _LOOPBACK):
@@ -267,7 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _refuse(self, status: int, text: str, code: int = -32600) -> None:
-        self.close_connection = True  # what follows on the connection may be a body that was not read
+        self.close_connection = True  # the rest of the connection may be a body that was not read
         body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": text}}
         self._reply(status, _encode(body), "application/json")
 

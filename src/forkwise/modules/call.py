@@ -466,7 +466,7 @@ class Call:
         return None if self.module.final_output is None else await self._request_output(after=limit)
 
     def _step_limit(self) -> int | None:
-        """Return the number of steps; None means one turn, which must give the output."""
+        """Return the number of steps; None means one turn, which must produce the output."""
         if self.module.max_steps is None and (self.tools or self.module.branches):
             return _DEFAULT_STEPS
         return self.module.max_steps
@@ -564,7 +564,7 @@ class Call:
         try:
             return Done(xml_to_pydantic(text[begin : end + len(tag) + 3], model))
         except ParseError:
-            return None  # the caller requests it once more
+            return None  # the caller requests the output again
 
     # The history
 

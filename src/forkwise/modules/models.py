@@ -111,7 +111,7 @@ def check_cache(cache: object) -> None:
 
 
 def build_settings(module: Any, temperature: float | None, max_tokens: int | None) -> ModelSettings:
-    """Return the settings that a module makes for all its models, without those that are None."""
+    """Return a module's settings for all its models, without those that are None."""
     limit = module.max_completion_tokens if module.max_completion_tokens is not None else max_tokens
     stop = [module.stop] if isinstance(module.stop, str) else module.stop
     settings = {

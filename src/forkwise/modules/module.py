@@ -52,7 +52,7 @@ class Module:
     metadata: dict[str, Any] | None = None
     cache: Any = None
 
-    #: The number of steps. None means ten with tools or branches, else a single turn that must give the output.
+    #: The number of steps. None means ten with tools or branches, else a single turn that must produce the output.
     max_steps: int | None = None
     max_parse_retries: int = 2
     #: Text, the Path of a file next to the class's, a Template, or a method; by default the class's docstring.
@@ -95,7 +95,7 @@ class Module:
         return _run_or_return(_run(self, inputs))
 
     def run(self, /, **inputs: Any) -> Any:
-        """Run the module and block until its output is there, also inside an event loop."""
+        """Run the module and block until it returns its output, even inside an event loop."""
         return run_sync(_run(self, inputs), current_loop())
 
     def branch(self, module_class: Any, /, merge: Any = "end_result", **kwargs: Any) -> Any:

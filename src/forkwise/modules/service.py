@@ -134,7 +134,7 @@ class Service:
 
     def _has_plain_functions(self) -> bool:
         if type(self).get_tools is not Service.get_tools:
-            return True  # they may be any
+            return True  # a subclass's own get_tools may return plain functions
         tools = [tool for name in dir(type(self)) if is_tool(tool := getattr(type(self), name))]
         return not all(map(inspect.iscoroutinefunction, [self.setup, self.teardown, *tools]))
 

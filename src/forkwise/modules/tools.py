@@ -1,7 +1,7 @@
 """Tools: functions that a model can call, with JSON schemas built from their signatures and docstrings.
 
 Two tools are built in: ``search_tools``, with which a model discovers the others, and ``__finish__``, with which it
-gives its final output.
+returns its final output.
 """
 
 from __future__ import annotations

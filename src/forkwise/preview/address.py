@@ -1,8 +1,8 @@
 """The address of a server in a branch: a host name below ``localhost``, and the token that opens it.
 
-The name is the branch's, as far as a host name can be, and the port inside: ``k3f9ab-2--3000.localhost`` is port 3000
-of attempt ``k3f9ab.2``. Each name is an origin of its own for browsers, and has a token of its own, so that a page of
-one attempt cannot open another one's.
+The name consists of the branch's name, as far as a host name allows, and the port inside: ``k3f9ab-2--3000.localhost``
+is port 3000 of attempt ``k3f9ab.2``. For browsers, each name is an origin of its own, and each has its own token, so
+that a page of one attempt cannot open another's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LABEL = re.compile(r"([a-z](?:-?[a-z0-9]){1,39})(?:--([1-9][0-9]{0,4}))?")
 
 
 def build_label(branch_path: str, created: str) -> str:
-    """Return the host name of a branch, without the domain and a port, of its path and of when it was created.
+    """Build the host name of a branch, without domain and port, from its path and its creation time.
 
-    That of an attempt is its branch's name. Other names are used again and again: they get a hash, so that what a
-    browser keeps of one branch, such as a service worker, never serves another one.
+    For an attempt, it is the name of its branch. Other names are reused over time, so they get a hash: what a browser
+    keeps of one branch, such as a service worker, must never serve another.
 
     >>> build_label("/main/k3f9ab-2", "")
     'k3f9ab-2'
@@ -40,7 +40,7 @@ def build_label(branch_path: str, created: str) -> str:
 
 
 def split_label(label: str) -> tuple[str, int | None] | None:
-    """Return the branch's part of a host name and the port, None if it has no port; None if it is no such name."""
+    """Split a host name into the branch's part and the port, which may be None; return None for any other name."""
     found = _LABEL.fullmatch(label)
     if found is None:
         return None
@@ -49,9 +49,9 @@ def split_label(label: str) -> tuple[str, int | None] | None:
 
 
 def parse_host(host: str, listening_port: int) -> str | None:
-    """Return the label in a ``Host`` field; None if it names another host or port than the listener's.
+    """Return the label in a ``Host`` header; None if it names a host or port that is not the listener's.
 
-    A page elsewhere whose name was made to resolve to this machine (DNS rebinding) has its own name in that field.
+    A page elsewhere whose name was made to resolve to this machine (DNS rebinding) has its own name in that header.
     """
     name, _, port = host.lower().partition(":")
     if port != str(listening_port) and (port or listening_port != 80):
@@ -66,7 +66,7 @@ def format_address(label: str, listening_port: int, target: str = "/") -> str:
 
 
 class TokenBook:
-    """The tokens of one listener, one for each label and purpose. They are derived, so that none has to be stored."""
+    """The tokens of one listener, one for each label and purpose. They are derived from a key, not stored."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)

@@ -1,7 +1,7 @@
-"""The head of an HTTP/1.1 message: parsed strictly, changed, and written anew.
+"""The head of an HTTP/1.1 message: parsed strictly, changed, and written out again.
 
-Whatever two servers could read in two ways is refused: a request with two lengths, a length beside a transfer coding,
-folded lines, stray control characters. So the server in a branch sees the same message as the listener.
+Everything that two servers could parse differently is refused: a request with two lengths, a length beside a transfer
+coding, folded lines, stray control characters. So the server in a branch sees the same message as the listener.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REQUEST = re.compile(rf"({_TOKEN}) (/[!-~]*|\*) HTTP/1\.([01])")
 _STATUS = re.compile(r"HTTP/1\.[01] ([1-5][0-9][0-9])(?: ([^\x00-\x08\x0a-\x1f\x7f]*))?")
 _MAX_FIELDS = 200
 
-#: Fields that are about one connection and not about the message, besides those that ``Connection`` names.
+#: Hop-by-hop fields, which belong to one connection and not to the message, besides those that ``Connection`` names.
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "upgrade")
 )
@@ -51,10 +51,10 @@ class HttpHead:
         return [value for key, value in self.fields if key.lower() == name]
 
     def get(self, name: str) -> str:
-        """Return the value of a field, or nothing. Raises HeadError if it is there more than once."""
+        """Return the value of a field, or an empty text. Raises HeadError if it occurs more than once."""
         values = self.get_all(name)
         if len(values) > 1:
-            raise HeadError(f"the field {name} is there {len(values)} times")
+            raise HeadError(f"the field {name} occurs {len(values)} times")
         return values[0] if values else ""
 
     def remove(self, *names: str) -> None:
@@ -66,7 +66,7 @@ class HttpHead:
         return [part.strip().lower() for value in self.get_all(name) for part in value.split(",") if part.strip()]
 
     def remove_hop_by_hop(self) -> None:
-        """Remove the fields that are about the connection. The framing of the body is left as it is."""
+        """Remove the fields that belong to the connection. The framing of the body is not changed."""
         named = set(self.list_tokens("connection")) - {"transfer-encoding", "content-length", "host", "cookie"}
         self.remove(*_HOP_BY_HOP, *named)
 

@@ -1,8 +1,8 @@
 """PreviewListener: one HTTP listener on the host's loopback for the servers inside branches.
 
-Each request is read as far as its head, checked, and passed on over a connection of its own; after the heads, bytes are
-relayed. So WebSockets and server-sent events pass, and nothing of one request can be mistaken for another. It speaks
-HTTP/1.1 only.
+The head of each request is read, checked, and passed on over a connection of its own; after the heads, bytes are
+relayed. WebSockets and server-sent events therefore work, and no part of one request can be mistaken for another. It
+speaks HTTP/1.1 only.
 
 A request names the label in ``Host`` and has its token: in the URL of the first request, which sets a cookie and
 redirects to the URL without it, or in the field ``Forkwise-Token``. Neither reaches the server, which is not trusted.
@@ -28,13 +28,13 @@ from forkwise.preview.http_head import MAX_HEAD, HeadError, HttpHead, parse_requ
 __all__ = ["DEFAULT_PORT", "Connect", "PreviewListener", "TargetError"]
 
 DEFAULT_PORT = 7390
-"""The port that is tried first, so that addresses stay the same from one start to the next."""
+"""The port that is tried first, so that addresses stay the same across restarts."""
 
 #: Connects to a port of the branch with a label; without a port, to its only one. Raises TargetError.
 Connect = Callable[[str, int | None], socket.socket]
 
 TOKEN = "forkwise-token"
-"""The name of the token in a URL and, in other case, in a field."""
+"""The name of the token in a URL and, ignoring case, in a header field."""
 
 _HEAD_TIMEOUT_S = 20.0
 _MAX_CONNECTIONS = 256
@@ -42,7 +42,7 @@ _IDLE_THREADS = 8
 _PIECE = 256 << 10
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _TRIED_PORTS = 20
-_DOMAIN_OF_COOKIE = re.compile(r";[ \t]*domain[ \t]*(?:=[^;]*)?", re.IGNORECASE)  # it would be sent to other branches
+_DOMAIN_OF_COOKIE = re.compile(r";[ \t]*domain[ \t]*(?:=[^;]*)?", re.IGNORECASE)  # would reach other branches
 _DRAINED = 1 << 20  # bytes of a refused request that are read
 _DRAIN_TIMEOUT_S = 1.0
 _BACKLOG = 128
@@ -92,7 +92,7 @@ class PreviewListener:
         self.close()
 
     def close(self) -> None:
-        """Stop to listen, and end all connections."""
+        """Stop listening, and end all connections."""
         for listening in self._sockets:
             with suppress(OSError):
                 listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
@@ -117,15 +117,15 @@ class PreviewListener:
         threading.Thread(target=self._accept, args=(listening,), name="preview", daemon=True).start()
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept connections and serve them, as one of several threads: none hands a connection to another one."""
+        """Accept connections and serve them. Several threads do this, each from accept to close."""
         while True:
             try:
                 client, _ = listening.accept()
             except OSError as error:
                 if error.errno in (errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    select.select([], [], [], 0.05)  # out of descriptors: some connection ends sooner or later
+                    select.select([], [], [], 0.05)  # out of file descriptors: retry when a connection has ended
                     continue
-                return  # it was closed
+                return  # the listener was closed
             if not self._slots.acquire(blocking=False):
                 _answer(client, 503, "too many connections are open; close some pages")
                 client.close()
@@ -186,7 +186,7 @@ class PreviewListener:
             self._relay(client, server, request, rest, is_websocket=is_websocket)
 
     def _check(self, client: socket.socket, request: HttpHead) -> str | None:
-        """Return the label if the request may pass; otherwise answer it and return None."""
+        """Return the label if the request is allowed; otherwise answer it and return None."""
         host = request.get("host")
         label = parse_host(host, self.port)
         if label is None:
@@ -222,8 +222,8 @@ class PreviewListener:
     def _redirect(self, client: socket.socket, label: str, target: str, *, is_from_page: bool) -> None:
         """Set the cookie, and redirect to the URL without the token.
 
-        If the link was on a page of another site, a browser would not send the cookie along a redirect: then a page of
-        this origin leads there.
+        If the link was on a page of another site, a browser would not send the cookie after a redirect. In that case, a
+        page of this origin leads to the URL.
         """
         location = format_address(label, self.port, target)
         body = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(location)}">\n'.encode()
@@ -244,7 +244,7 @@ class PreviewListener:
             client.sendall(HttpHead(status=303, reason="See Other", fields=fields).dump() + body)
 
     def _clean_request(self, request: HttpHead, label: str, *, is_websocket: bool) -> None:
-        """Take out what the server must not see, and what is only about the client's connection."""
+        """Remove what the server must not see, and what belongs only to the client's connection."""
         request.remove_hop_by_hop()
         cookies = [part.strip() for value in request.get_all("cookie") for part in value.split(";")]
         cookies = [part for part in cookies if part and part.partition("=")[0].strip() != self._cookie]
@@ -261,7 +261,7 @@ class PreviewListener:
 
     def _clean_response(self, response: HttpHead, *, is_websocket: bool) -> None:
         response.remove_hop_by_hop()
-        response.remove("alt-svc")  # another place for this origin, which the server has no say in
+        response.remove("alt-svc")  # Alt-Svc: the server must not move this origin elsewhere
         own = f"{self._cookie}="
         response.fields = [
             (name, _DOMAIN_OF_COOKIE.sub("", value) if name.lower() == "set-cookie" else value)
@@ -279,7 +279,7 @@ class PreviewListener:
         length = 0 if is_websocket else request.body_length
         body = _ChunkedBody() if length is None else _SizedBody(length)
         ready = body.take(rest)
-        with suppress(OSError):  # it may have answered and closed already
+        with suppress(OSError):  # the server may already have answered and closed
             server.sendall(request.dump() + ready)
         if not body.is_over:
             threading.Thread(target=_send_body, args=(client, server, body), name="preview", daemon=True).start()
@@ -303,10 +303,7 @@ class PreviewListener:
     def _read_response(
         self, client: socket.socket, server: _Source, *, is_websocket: bool
     ) -> tuple[HttpHead, bytes] | None:
-        """Return the final response and the beginning of its body, after passing on interim ones; None if it is late.
-
-        It is late if the client has left.
-        """
+        """Pass on interim responses; return the final one and the beginning of its body, or None if the client left."""
         rest = b""
         while True:
             try:
@@ -317,7 +314,7 @@ class PreviewListener:
                     raise HeadError("it closed the connection")
                 response = parse_response(data)
                 if response.status == 101 and not (is_websocket and response.upgrades_to_websocket):
-                    raise HeadError("it changed the protocol without being asked to")
+                    raise HeadError("it switched protocols without being asked to")
             except HeadError as error:
                 raise TargetError(f"the server in the branch gave no valid answer: {error}") from error
             except OSError as error:
@@ -358,7 +355,7 @@ def _has_ipv6() -> bool:
 
 
 class _Hurried:
-    """A client that has a limited time in all, however slowly it sends."""
+    """A client with a limit on its total time, however slowly it sends."""
 
     def __init__(self, client: socket.socket, timeout_s: float) -> None:
         self._client = client
@@ -374,7 +371,7 @@ class _Hurried:
 
 
 class _Source:
-    """A server's side of a connection. It ends when the client leaves: an event stream may never end by itself."""
+    """The server's side of a connection. It ends when the client leaves: an event stream may never end by itself."""
 
     def __init__(self, server: socket.socket, client: socket.socket | None) -> None:
         self._server = server
@@ -392,7 +389,7 @@ class _Source:
 
 
 def _read_head(source: _Hurried | _Source, data: bytes = b"") -> tuple[bytes, bytes]:
-    """Read up to the empty line; return the head and what came after it. An empty head is the end of the connection."""
+    """Read up to the empty line; return the head and what followed it. An empty head means that it was closed."""
     while (end := data.find(b"\r\n\r\n")) < 0:
         if len(data) > MAX_HEAD:
             raise HeadError("the head is too large", 431)
@@ -413,7 +410,7 @@ def _read_cookies(request: HttpHead, name: str) -> list[str]:
 
 
 def _answer(client: socket.socket, status: int, message: str) -> None:
-    """Answer a request with a page of text, which nothing can be embedded in and nothing is loaded from."""
+    """Answer a request with a page of text that cannot be framed and loads nothing."""
     body = f"<!doctype html><meta charset=utf-8><title>forkwise</title><p>forkwise: {html.escape(message)}.\n".encode()
     fields = [
         ("Content-Type", "text/html; charset=utf-8"),
@@ -426,14 +423,14 @@ def _answer(client: socket.socket, status: int, message: str) -> None:
         client.settimeout(_DRAIN_TIMEOUT_S)
         client.sendall(HttpHead(status=status, reason=_REASONS.get(status, "Error"), fields=fields).dump() + body)
         client.shutdown(socket.SHUT_WR)
-        # Or else the kernel resets the connection because of what was not read, and the client never sees the answer.
+        # With unread data, the kernel would reset the connection, and the client would never see the answer.
         rest, left = _Hurried(client, _DRAIN_TIMEOUT_S), _DRAINED
         while left > 0 and (piece := rest.recv(_PIECE)):
             left -= len(piece)
 
 
 class _SizedBody:
-    """What is left of a body of known length."""
+    """The rest of a body of known length."""
 
     def __init__(self, left: int) -> None:
         self._left = left
@@ -450,11 +447,11 @@ class _SizedBody:
 
 
 class _ChunkedBody:
-    """A body in chunks, followed as far as its end has to be found; its bytes are passed on as they are."""
+    """A chunked body, parsed only to find its end; its bytes are passed on unchanged."""
 
     def __init__(self) -> None:
-        self._line = b""  # the part that has arrived of a line
-        self._left = 0  # bytes of the present chunk, with its line end
+        self._line = b""  # the part of a line that has arrived
+        self._left = 0  # bytes left of the current chunk, including its line end
         self._is_last = False
         self.is_over = False
 

@@ -1,4 +1,4 @@
-"""PreviewTarget: a branch with a network of its own, as the preview sees it, and the connections into it."""
+"""PreviewTarget: a branch with a network of its own, and the connections into it."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def find_target(branch: Branch) -> PreviewTarget:
 def list_targets(workspace: Workspace) -> Iterator[PreviewTarget]:
     """Yield the branches that have a network of their own now."""
     for branch in workspace.branches():
-        with suppress(BranchNotFoundError):  # dropped meanwhile
+        with suppress(BranchNotFoundError):  # another process dropped it
             target = find_target(branch)
             if target.process is not None:
                 yield target
 
 
 class _EnteredSpace:
-    """A network with some sockets opened ahead of need, because the process inside takes a while to answer."""
+    """A network with some sockets opened in advance, because the process inside takes a while to answer."""
 
     def __init__(self, space: NetworkSpace) -> None:
         self._space = space
@@ -86,7 +86,7 @@ class _EnteredSpace:
 
     def _fill(self) -> None:
         try:
-            with suppress(ProcessBranchError, OSError):  # it has ended, which the next request reports
+            with suppress(ProcessBranchError, OSError):  # the process has ended; the next request reports that
                 while self._spare.qsize() < _SPARE:
                     self._spare.put(self._space.open_socket())
         finally:
@@ -128,7 +128,7 @@ class TargetBook:
             try:
                 return connect(port)
             except ProcessBranchError as error:
-                raise TargetError(f"what ran in {label} has ended") from error
+                raise TargetError(f"the processes in {label} have ended") from error
             except OSError as error:
                 problem = error.strerror or str(error)
         raise TargetError(f"nothing answers on port {port} of {label} ({problem}){self._describe_ports(process)}")
@@ -162,7 +162,7 @@ class TargetBook:
             ports = list_ports(process.pid)
             if len(ports) == 1:
                 return ports[0].port
-        raise TargetError(f"{label} has no port or several{self._describe_ports(process)}", 404)
+        raise TargetError(f"no server, or more than one, listens in {label}{self._describe_ports(process)}", 404)
 
     def _describe_ports(self, process: ProcessId) -> str:
         with suppress(OSError):

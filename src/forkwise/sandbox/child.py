@@ -87,7 +87,7 @@ def block_signals() -> Iterator[set[int]]:
     """Block all signals of this thread during the block. Yield those that were blocked before."""
     before: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     try:
-        # Python runs the handler of a signal that came just before once all are blocked; it may raise.
+        # Python may run the handler of a signal that arrived just before only now, and the handler may raise.
         signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
         yield before
     finally:
@@ -95,7 +95,7 @@ def block_signals() -> Iterator[set[int]]:
 
 
 def enter_namespaces(init_pidfd: int, flags: int) -> None:
-    """Enter namespaces of the process behind ``init_pidfd``.
+    """Enter the namespaces in ``flags`` of the process behind ``init_pidfd``.
 
     Raise OSError if its mount namespace is this process's own: then it is not the init of a sandbox.
     """
@@ -268,7 +268,7 @@ class Entrance(NamedTuple):
 class FunctionCall:
     """A call of a function with a directory, in a process that is confined by then.
 
-    The answer is written to the memory of ``answer_fd``, through a mapping: the function finds no descriptor of it. If
+    The answer is written through a mapping of ``answer_fd``, so that the function finds no open descriptor of it. If
     ``environment`` is None, the process keeps that of this program.
     """
 
@@ -389,7 +389,7 @@ def make_answer_memory() -> int:
 
 
 class _AnswerMapping:
-    """The answer's memory, mapped into the function's process, which needs no descriptor of it then.
+    """The answer's memory, mapped into the function's process, which then needs no descriptor of it.
 
     One page is mapped until the answer is written: the size of a mapping counts for RLIMIT_AS.
     """

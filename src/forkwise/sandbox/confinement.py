@@ -240,16 +240,15 @@ class Confinement:
 
     Files: the workspace's path is the branch. With ``read_only`` the rest of the filesystem is read-only, except
     ``writable`` paths, and ``/tmp`` is the process's own; ``hidden`` paths are empty, except those that are ``shown``.
-    Of ``branched`` paths, which may be directories or files, the process sees a copy-on-write view that belongs to the
-    branch: its changes stay there. A path that is also writable is not branched. With ``has_home_view``, the home
-    directory as a whole is shown in that way, below all other paths. forkwise's own state is hidden, except
-    ``readable`` paths in it.
+    Directories and files in ``branched`` are shown as copy-on-write views that belong to the branch: changes to them
+    stay there. A path that is also writable is not branched. With ``has_home_view``, the whole home directory is shown
+    that way, below all other paths. forkwise's own state is hidden, except for ``readable`` paths in it.
 
     Network: the ``host``'s, ``none`` at all, or one with its own loopback: ``private`` has an uplink through ``pasta``
-    or ``slirp4netns``, ``proxy`` lets TCP out through a proxy of forkwise's. That one reaches what matches one of the
-    globs ``allowed_hosts``, if there are any, and none of ``denied_hosts``. Of this machine's loopback, both reach only
-    the ``host_ports``, as ports of their own loopback. ``auto`` is ``proxy`` where the machine allows it, and else the
-    host's, with a warning; for functions it is the host's.
+    or ``slirp4netns``, ``proxy`` lets TCP out through forkwise's own proxy. The proxy reaches only hosts that match one
+    of the globs ``allowed_hosts``, if there are any, and none of ``denied_hosts``. Both reach only the ``host_ports``
+    of this machine's loopback, as ports of their own loopback. ``auto`` is ``proxy`` where the machine allows it, and
+    else the host's, with a warning; for functions it is the host's.
 
     Processes: a process sees and signals only those of its sandbox, and all of them end together.
 
@@ -289,7 +288,7 @@ class Confinement:
 
     @classmethod
     def standard(cls, **changes: Any) -> Confinement:
-        """Return a preset with everything readable but credentials, nothing writable but the branch and an own /tmp."""
+        """Return a preset to read everything except credentials, and to write only to the branch and a private /tmp."""
         return replace(cls(), **changes)
 
     @classmethod
@@ -324,12 +323,12 @@ class Confinement:
     def hidden_paths(self, environment: Mapping[str, str] | None = None) -> list[str]:
         """Return the hidden paths that exist, except those that are writable, branched or shown.
 
-        ``environment`` is that of the process: its home directory counts too if it is another one.
+        ``environment`` is that of the process; if it names a different home directory, that one counts too.
         """
         homes = _find_homes(environment or {})
         shown = [os.path.realpath(path) for path in _expand_paths(self.shown, homes)]
         allowed = {*shown, *self.writable_paths(), *self.branched_paths().values()}
-        # A variable may name anything; the root, or a home directory as a whole, is no store of credentials.
+        # A variable may name anything, but the root or a whole home directory is not a credential store.
         never = ("/", *map(os.path.realpath, homes))
         found = dict.fromkeys(os.path.realpath(p) for p in _expand_paths(self.hidden, homes) if os.path.exists(p))
         return [
@@ -347,9 +346,9 @@ class Confinement:
         return [os.path.realpath(path) for path in paths if os.path.exists(path)]
 
     def find_home(self, environment: Mapping[str, str]) -> str | None:
-        """Return the real path of the home directory of which the process gets a view; None if it gets none.
+        """Return the real path of the home directory that the process gets a view of; None if it gets none.
 
-        It is that of ``environment``, or else of the account.
+        It is the one that ``environment`` names, or else the account's.
         """
         home = environment.get("HOME") or _find_account_home(str(os.geteuid())) or ""
         if not self.read_only or not self.has_home_view or not os.path.isabs(home):
@@ -447,5 +446,5 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 @cache
 def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Compile shell patterns into one expression: every command matches every variable."""
+    """Compile shell patterns into one expression, because every command matches every variable."""
     return re.compile("|".join(map(translate, patterns)) if patterns else r"(?!)")

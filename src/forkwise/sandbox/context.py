@@ -1,4 +1,4 @@
-"""BranchContext: a Python function run in a sandboxed child of this very process, its result returned as data.
+"""BranchContext: a Python function that runs in a sandboxed child of this process, and returns its result as data.
 
 The forkserver makes the sandbox and its init; this process forks a child into it. As after any fork, in a program with
 threads the function must not need a lock that another thread held.
@@ -164,7 +164,7 @@ class BranchContext:
 
     @contextmanager
     def _supervise(self) -> Iterator[Supervision]:
-        """Yield the supervision of a child that is started in the block. Close it if no process came to own it."""
+        """Yield the supervision of a child that the block starts. Close it if no process took it over."""
         supervision = Supervision(self._confinement.limits, [] if self._branch is None else list_layers(self._branch))
         try:
             yield supervision
@@ -212,7 +212,7 @@ class BranchContext:
                     if child.pid == 0:
                         call.run(Entrance(init_pidfd, init_socket, flags_left), signals)
             except ForkError as error:
-                # An init process that has ended reported why. ENOMEM: fork(2) into its PID namespace is refused so.
+                # An init process that has ended reported why. With ENOMEM, fork(2) refuses to enter its PID namespace.
                 if error.errno in (errno.ESRCH, errno.ENOMEM) and self._process.wait(_INIT_EXIT_TIMEOUT_S):
                     self._process.read_outcome()
                 raise
@@ -315,7 +315,7 @@ class BranchContext:
         self._result = result
 
     def _read_result(self, process: SandboxProcess) -> Result | NamespaceError:
-        """Return the answer of a target that gave one, which then exits with 0 or 1, or else an error."""
+        """Return the target's answer if it wrote one, in which case it exits with 0 or 1; otherwise an error."""
         assert process.child is not None
         try:
             done = process.collect((), None, None)

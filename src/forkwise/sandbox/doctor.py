@@ -209,7 +209,7 @@ def _read_setting(name: str) -> str | None:
 def _examine_cgroups() -> Finding:
     """Examine whether this process could create a control group below its own.
 
-    It asks access(2), which knows read-only mounts too, and creates none: a killed doctor would leave it behind.
+    It only calls access(2), which also considers read-only mounts: a doctor that is killed would leave a group behind.
     """
     groups = _find_own_groups()
     usable = []

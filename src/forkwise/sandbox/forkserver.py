@@ -3,8 +3,8 @@
 A program with threads cannot safely run Python between fork and exec; the forkserver has none. It receives requests
 over a socket, and ends with everything it made when that socket is closed or its client dies.
 
-Besides sandboxes it starts, as forks of itself, forkservers in another network namespace: what these make is in that
-namespace too. It also opens sockets, which belong to its network namespace wherever they are used.
+It also forks further forkservers, each in another network namespace; the sandboxes of these are in that namespace too.
+And it opens sockets, which belong to its network namespace wherever they are used.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class _Server:
         return _InitProcess(namespaces, self._pidfd, (self._socket.fileno(), self._client_pidfd))
 
     def _start_server(self, wanted: dict[str, Any], fds: list[int]) -> int:
-        """Start a forkserver in a network namespace: a new one, or the one behind ``fds[2]`` of the users ``fds[1]``.
+        """Start a forkserver in a network namespace: a new one, or ``fds[2]``, owned by the user namespace ``fds[1]``.
 
         ``fds[0]`` is the socket on which it serves. Raises OSError unless it is set up.
         """
@@ -208,7 +208,7 @@ class _Server:
             os._exit(0)
 
     def listen_on(self, client_fd: int) -> None:
-        """Take the socket of the client in place of the present one."""
+        """Replace the current socket with the client's."""
         self._socket.close()
         self._socket = socket.socket(fileno=client_fd)
 
@@ -294,7 +294,7 @@ def _enter_network(entered_fds: Sequence[int]) -> int:
 
 
 class _Namespaces(NamedTuple):
-    """The namespaces of a sandbox and their users, which must be known before its init process is made."""
+    """The namespaces of a sandbox and their user maps, which must be known before its init process is created."""
 
     flags: int
     uid_map: str
@@ -304,8 +304,8 @@ class _Namespaces(NamedTuple):
 class _InitProcess:
     """The init process of a sandbox, waiting for its request.
 
-    The server prepares one of the kind that was used last while it is idle. Its mount namespace is made later, so that
-    it has the mounts of the moment it starts.
+    While it is idle, the server prepares one of the kind that was used last. The mount namespace is created later, so
+    that it has the mounts that exist when the sandbox starts.
     """
 
     def __init__(self, namespaces: _Namespaces, server_pidfd: int, server_fds: Sequence[int]) -> None:
@@ -453,7 +453,7 @@ class _CommandError(Exception):
 
 
 def _spawn(jail: Jail, request: dict[str, Any], fds: list[int]) -> int:
-    """Start the command with three descriptors and no others. It is looked up in PATH as execvpe does."""
+    """Start the command with three descriptors and no others. Search PATH for it, as execvpe does."""
     set_cloexec_on_all()
     confine(jail, fds, is_starter=True)
     null = find_host_null(fds)
@@ -506,4 +506,4 @@ def _fork(jail: Jail, request: dict[str, Any], fds: list[int], status_fd: int) -
 if __name__ == "__main__":
     with suppress(ProcessLookupError, BrokenPipeError, ConnectionResetError):  # the client was killed meanwhile
         main(int(sys.argv[1]), int(sys.argv[3]))
-    os._exit(0)  # the client waits for this end; freeing each object would take longer than all else in it
+    os._exit(0)  # the client waits for this exit, and freeing every object would take most of that time

@@ -33,9 +33,9 @@ def supervise(
     """Wait for the command until its end or its time limit, and reap every other process that ends here.
 
     Return the outcome. ``signals`` are blocked signals: SIGCHLD, and possibly one that ends the sandbox. ``end_pidfds``
-    are pidfds of processes whose end is the end of the sandbox, each with the cause to report: a function's, which is
-    no child of this process, or that of the parent program. PR_SET_PDEATHSIG would not do: it watches a thread, and
-    fires too early.
+    are pidfds of processes whose end ends the sandbox, each with the cause to report: a function's process, which is
+    not a child of this one, or the parent program. PR_SET_PDEATHSIG would not do: it watches a thread, and fires too
+    early.
     """
     cause, code = "exit", None
     end_causes = end_pidfds or {}

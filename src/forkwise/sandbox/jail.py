@@ -172,7 +172,7 @@ def _clone_number() -> int:
 
 
 def map_ids() -> tuple[str, str]:
-    """Return the maps of users and groups of a sandbox: for root everyone, for others themselves."""
+    """Return the user and group maps of a sandbox: root maps everyone, any other user only itself."""
     if os.geteuid() == 0:
         return _ALL_IDS, _ALL_IDS
     return f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1"
@@ -192,7 +192,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def outlive_parent() -> None:
-    """Take ``die_with_parent`` back."""
+    """Revert ``die_with_parent``."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
@@ -244,7 +244,7 @@ def confine(
     if wait_for_mounts is not None:
         wait_for_mounts()
     if jail.cgroups:
-        _write("/proc/self/oom_score_adj", "1000")  # the OOM killer shall choose the command, not init
+        _write("/proc/self/oom_score_adj", "1000")  # the OOM killer should choose the command, not init
     if jail.landlock is not None:
         restrict(writable=[*filter(_is_on_writable_mount, jail.landlock), *_reopenable_paths(standard_fds)])
     if jail.limits:
@@ -254,9 +254,10 @@ def confine(
 
 
 def find_host_null(fds: Sequence[int]) -> list[int]:
-    """Return those of the descriptors that are the host's null device.
+    """Return the descriptors in ``fds`` that refer to the host's null device.
 
-    A root inside could change its mode through them, so the caller replaces them by the sandbox's own /dev/null.
+    Root inside the sandbox could change its mode through them, so the caller replaces them with the sandbox's
+    /dev/null.
     """
     return [fd for fd in fds if _is_open(fd) and _is_null(os.fstat(fd))]
 
@@ -266,7 +267,7 @@ def _is_null(status: os.stat_result) -> bool:
 
 
 def _is_on_writable_mount(path: str) -> bool:
-    """Return whether a path can be written to: a home directory of which no view could be mounted cannot."""
+    """Return whether a path is on a writable mount; a home directory without a mounted view is not."""
     try:
         return not os.statvfs(path).f_flag & os.ST_RDONLY
     except FileNotFoundError:

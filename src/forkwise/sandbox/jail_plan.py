@@ -136,7 +136,7 @@ def plan_jail(
 
 
 def _is_isolated(confinement: Confinement) -> bool:
-    """Return whether the network is not the host's, which it is for ``auto`` where nothing else was opened."""
+    """Return whether the network is not the host's; ``auto`` is the host's if no other network was opened."""
     return confinement.network not in ("host", "auto")
 
 
@@ -235,7 +235,7 @@ def _mounts(
     # A hidden directory around the workspace is covered before the branch is mounted in it.
     cover += [Mount("tmpfs", p, options=_COVER) for p in hidden if _is_inside(workspace_path, p)]
     covered = [m for m in writable if any(_is_inside(m.target, c.target) for c in cover)]
-    # What commands may change, or see a view of, stays so inside a directory that they may read.
+    # Writable and branched paths stay so inside a directory that is only readable.
     changed = [*confinement.writable_paths(), *confinement.branched_paths().values()]
     readable = [Mount("bind", p, p) for p in map(os.path.realpath, confinement.readable) if p not in changed]
     around = [m for m in readable if any(_is_inside(p, m.target) for p in changed)]
@@ -358,7 +358,7 @@ def _find_missing(printed: str) -> list[str]:
 
 
 def _size_option(confinement: Confinement) -> str:
-    """Return the size option of a tmpfs: its files are memory, limited here in case no control group counts them."""
+    """Return the size option of a tmpfs: its files use memory, which is limited here if no control group counts it."""
     most = confinement.limits.memory
     return "" if most is None else f",size={most}"
 
@@ -373,7 +373,7 @@ def _cover_state(workspace_path: str, branch: Parent | None, home: str | None) -
             branch is None or not _is_inside(workspace_path, root)
         )
         covered.append(root if is_ours else state)
-    if home is not None:  # also state of other workspaces than this one
+    if home is not None:  # also cover the state of other workspaces
         roots = [root for path in user_roots() if os.path.isdir(root := os.path.realpath(path))]
         covered += [root for root in roots if _is_inside(root, home) and not _is_inside(workspace_path, root)]
     return [Mount("tmpfs", path, options=_COVER) for path in dict.fromkeys(covered) if _is_visible(path, home)]
@@ -387,10 +387,10 @@ def _is_visible(path: str, home: str | None) -> bool:
 def _mount_home(
     home: str, workspace_path: str, branch: Parent | None, confinement: Confinement, cover: list[Mount]
 ) -> list[Mount]:
-    """Return the mounts that make the home directory a copy-on-write view, below what is mounted in it.
+    """Return the mounts that show the home directory as a copy-on-write view, below what is mounted in it.
 
     The view belongs to the branch. While one sandbox has it mounted, others get new ones: a layer must not be mounted
-    twice. Inside a sandbox that has such a view, that one is shared: overlays nest only two deep.
+    twice. Inside a sandbox that has such a view, the view is shared, because overlays nest only two deep.
     """
     is_view, points = _find_mounts(home)
     if is_view:
@@ -405,9 +405,9 @@ def _mount_home(
 
 
 def _find_mounts(home: str) -> tuple[bool, list[str]]:
-    """Return whether a home directory is in a view that an outer sandbox has of it, and what is mounted in it.
+    """Return whether a home directory is inside an outer sandbox's view of it, and what is mounted in it.
 
-    The mount table is searched as a whole because root may have a mount for every branch, and none of these matters.
+    The mount table is searched as text, because root may have a mount for every branch, and none of these matters.
     """
     with open("/proc/self/mountinfo", "rb") as file:
         table = file.read()
@@ -431,7 +431,7 @@ def _find_bound_sockets() -> list[str]:
 
 @cache
 def _find_proc_settings() -> list[str]:
-    """Return the writable entries of /proc besides processes: the root of a sandbox is the host's root there."""
+    """Return the writable entries of /proc other than processes: there, a sandbox's root counts as the host's root."""
     if os.geteuid() != 0:
         return []
     # Skip processes: they may have ended by then.
@@ -449,7 +449,7 @@ def _is_proc_setting(path: str) -> bool:
 
 
 def _mode(path: str) -> int:
-    """Return the mode of a file itself, or that of a link if it was removed meanwhile, as drivers' files are."""
+    """Return the mode of a file, or of the link to it if the file was removed meanwhile, as drivers' files can be."""
     try:
         return os.lstat(path).st_mode
     except FileNotFoundError:
@@ -528,8 +528,8 @@ class PrivateMount:
     def set_sandbox(self, process: SandboxProcess) -> None:
         """Record the sandbox by its first process, whose end unmounts the branch.
 
-        The layer of the home directory stays reserved by this process until it closes the sandbox. That takes one file;
-        to replace it takes milliseconds on ext4, which then writes its content out.
+        The layer of the home directory stays reserved by this process until it closes the sandbox. Replacing the file
+        that records this would take milliseconds, because ext4 then writes out its content.
         """
         for home in (self.home, *self.views):
             if home is not None:
@@ -542,7 +542,7 @@ class PrivateMount:
             release_private_mount(self.home_layer)
 
     def add_views(self, jail: Jail) -> None:
-        """Note the views of other paths in a jail, which ``plan_jail`` reserved, and mount that of the home directory.
+        """Record the views of other paths that ``plan_jail`` reserved for a jail, and mount that of the home directory.
 
         The kernel refuses that inside a sandbox if something is mounted in the home directory.
         """
@@ -550,7 +550,7 @@ class PrivateMount:
         for view in (m for m in jail.mounts if m.kind == "home" and m.source):
             self.home_layer = view.source
             if os.geteuid() == 0 or namespace.is_entered():
-                # By descriptor, because a path may be long, or contain what separates options.
+                # By descriptor, because a path may be long or contain separators of mount options.
                 with closing_fd(open_root(view.source)) as layer, closing_fd(open_root(view.lowers[0])) as lower:
                     paths = (f"/proc/self/fd/{layer}", f"/proc/self/fd/{lower}")
                     self.home_view = OverlayView().premount(*paths, HOME_VIEW)

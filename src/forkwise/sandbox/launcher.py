@@ -49,7 +49,7 @@ def start_sandbox(
 
 
 def use_forkserver(call: Callable[[ForkserverConnection], _T]) -> _T:
-    """Call a function with this process's forkserver, and once more with a new one if that was killed."""
+    """Call a function with this process's forkserver, and again with a new one if the first was killed."""
     global _client
     with _lock:
         if _client is None or not _client.is_own:
@@ -113,7 +113,7 @@ class ForkserverConnection:
         return int(answer["pid"]), pidfd
 
     def prepare_server(self, namespaces: tuple[int, str, str]) -> None:
-        """Let it prepare what the first ``start_server`` needs, without waiting for that."""
+        """Have it prepare what the first ``start_server`` needs, without waiting for that."""
         with self._request_lock:
             self.socket.send(json.dumps({"kind": "prepare", "namespaces": namespaces, "serial": self.serial}).encode())
 

@@ -1,6 +1,6 @@
 """Limits: the most a sandbox may use, the choice of what enforces each limit, and watching those that need it.
 
-The kernel enforces some by control groups or rlimits; the rest, CPU time of a group and disk, a supervisor checks.
+The kernel enforces some by control groups or rlimits; a supervisor checks the rest: CPU time of a group, and disk use.
 """
 
 from __future__ import annotations

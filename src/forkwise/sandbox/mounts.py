@@ -33,7 +33,7 @@ class Mount:
 
     ``home`` is an overlay whose layer is in memory if it cannot be in ``source``; where neither works, the directory
     stays as it is. ``size`` limits what it takes in memory, as an option of tmpfs. ``submount`` is a bind that is left
-    out if the mount is gone. Neither this nor Jail is a dataclass: that module would be in the memory of every sandbox.
+    out if the mount is gone. Neither this nor Jail is a dataclass: every sandbox would have that module in its memory.
     """
 
     __slots__ = ("kind", "lowers", "options", "size", "source", "target", "writable")
@@ -96,7 +96,7 @@ class _MountMaker:
         for wanted in self.mounts:
             getattr(self, f"_{wanted.kind}")(wanted)
         if self.read_only:
-            # By target, because that names the mount on top: the last one.
+            # One per target: the last mount there is on top.
             for wanted in {m.target: m for m in self.mounts}.values():
                 if wanted.kind in ("bind", "overlay") and wanted.writable:
                     _set_attributes(wanted.target, drop=_RDONLY)
@@ -133,7 +133,7 @@ class _MountMaker:
         self.sources[view] = os.open(view, os.O_PATH | os.O_CLOEXEC)
 
     def _mount_home(self, wanted: Mount) -> None:
-        """Mount the view of the home directory, its layer on disk or else in memory, or at least one of ~/.cache."""
+        """Mount a view of the home directory, its layer on disk or else in memory; if that fails, one of ~/.cache."""
         home = wanted.target
         if wanted.source:
             with suppress(OSError):
@@ -216,7 +216,7 @@ def _mount_in_memory(path: str, wanted: Mount) -> int:
                 os.mkdir(f"{path}/{name}", 0o700)
             os.chown(f"{path}/layer", status.st_uid, status.st_gid)
             os.chmod(f"{path}/layer", stat.S_IMODE(status.st_mode))
-            # By descriptor, because the path may contain what separates options.
+            # By descriptor, because the path may contain separators of mount options.
             upper_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
             upper, lower = f"/proc/self/fd/{upper_fd}", f"/proc/self/fd/{lower_fd}"
             directories = f"lowerdir={lower},upperdir={upper}/layer,workdir={upper}/view"

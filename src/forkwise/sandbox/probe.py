@@ -221,7 +221,7 @@ def run_in_child(probe: Callable[[], str]) -> dict[str, object]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the answer of each probe; with a workspace, its state and the home directory, those of overlays."""
+    """Print each probe's answer; the overlay probes need a workspace, its state and the home directory as arguments."""
     probes = dict(PROBES)
     if arguments:
         workspace, state, home = arguments

@@ -69,7 +69,7 @@ class SandboxProcess:
     """A running sandbox.
 
     ``pid`` is the host's number of its init process. ``child`` is a child of this process inside the sandbox, which
-    does not end before that child is reaped.
+    does not end until that child is reaped.
     """
 
     def __init__(

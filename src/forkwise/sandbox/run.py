@@ -38,9 +38,9 @@ _TIMED_OUT = 124  # the exit code of timeout(1)
 class RunOptions:
     """How a command is run.
 
-    ``timeout`` in seconds kills it, which the result reports and does not raise. ``input`` is written to its stdin.
-    ``capture`` keeps its output, ``text`` decodes it. ``on_output`` is called with ``"stdout"`` or ``"stderr"`` and
-    each piece as it arrives. ``cwd`` is the directory to start in, from the workspace's path. ``env`` replaces this
+    After ``timeout`` seconds it is killed, which the result reports; nothing is raised. ``input`` is written to its
+    stdin. ``capture`` keeps its output, ``text`` decodes it. ``on_output`` is called with ``"stdout"`` or ``"stderr"``
+    and each piece as it arrives. ``cwd`` is the directory to start in, from the workspace's path. ``env`` replaces this
     process's environment. ``check`` raises if the command fails. ``space`` is the network that it shares with other
     sandboxes, instead of the confinement's. Without one, ``network_log`` opens the log of its connections.
     """
@@ -86,7 +86,7 @@ async def arun_in_branch(branch: Branch | Workspace, argv: Sequence[str], **opti
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
-        cancelled.set()  # for a command that is only being started
+        cancelled.set()  # in case the command is still being started
         for run in runs:
             run.process.kill()
         await asyncio.wait([job])
@@ -110,7 +110,7 @@ def spawn(
 
     With a ``client`` whose forkserver is in the caller's session, the command can use the caller's terminal; otherwise
     it gets a session of its own. With a ``space`` the command is in that network, whatever the confinement says, and
-    ends with it at the latest; ``client`` then is the one that the space was made with.
+    ends with it at the latest; ``client`` is then the one that created the space.
     """
     if not argv:
         raise ValueError("there is no command to run: argv is empty")
@@ -126,7 +126,7 @@ def spawn(
     environment = wanted.environment(os.environ if env is None else env)
     if space is not None:
         environment |= space.variables
-        wanted = replace(wanted, network="none")  # that is, not the host's: the space has connections of its own
+        wanted = replace(wanted, network="none")  # not the host's: the space has its own connections
     start_options = _StartOptions(branch, wanted, timeout, cwd, client, space)
     if wanted.read_only and isinstance(branch, Branch):
         branch.mark_confined()
@@ -290,7 +290,7 @@ def shell_in_branch(
 
 
 def _ignore_signal(_number: int, _frame: object) -> None:
-    """Ignore a signal by a handler: SIG_IGN would be inherited by the command."""
+    """Ignore a signal through a handler, because the command would inherit SIG_IGN."""
 
 
 class _CommandRun:

@@ -2,8 +2,8 @@
 
 A branch needs the files of one moment, as after a power failure, from which databases recover. A snapshot of btrfs has
 them. Reflinks are made file by file, so the servers are paused meanwhile: they are traced, and not stopped by a signal,
-because the kernel resumes traced processes if this one is killed, and no shell takes note. An overlay shows the
-workspace's files as they go on changing: there, no server is started on such data.
+because the kernel resumes traced processes if this one is killed, and the shell that started them does not notice. An
+overlay keeps showing the workspace's files while they change, so no server is started on such data there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LONGEST_LOCK_FILE = 4096
 
 @contextmanager
 def hold_data(parent: Parent) -> Iterator[DataDirectories]:
-    """Yield the data directories for a branch that the block makes, in this thread, with its servers held still.
+    """Yield the data directories for a branch that the block creates in this thread, with the servers on them paused.
 
     Raises ServerError if a server cannot be paused, ConfigError if the workspace's file of servers is invalid.
     """
@@ -111,9 +111,9 @@ def has_data_of_one_moment(branch: Branch, data: str) -> bool:
 
 
 def _request_checkpoint(directory: str) -> None:
-    """Have PostgreSQL write what it has in memory, so that a branch recovers sooner. It recovers without this as well.
+    """Have PostgreSQL write what it has in memory, so that a branch recovers sooner; it would recover without this too.
 
-    That is tried without a password as the owner of the directory, and as ``postgres``.
+    Connect without a password, first as the owner of the directory, then as ``postgres``.
     """
     program = shutil.which("psql")
     if program is None or find_postgres(directory) is None:
@@ -148,9 +148,9 @@ def _request_checkpoint(directory: str) -> None:
 
 
 class _Pause:
-    """All threads of all processes that use some directories, paused while the block runs. For one thread of its own.
+    """All threads of all processes that use some directories, paused while the block runs.
 
-    The kernel lets only the thread that traces a process resume it.
+    Enter and leave it in the same thread: the kernel lets only the thread that traces a process resume it.
     """
 
     def __init__(self, directories: list[str]) -> None:
@@ -183,7 +183,7 @@ class _Pause:
         self._signals.clear()
 
     def _reap(self, thread: int) -> None:
-        """Let go of a thread that was killed meanwhile: its process does not end before its tracer has seen that."""
+        """Reap a thread that was killed meanwhile: its process does not end until its tracer has waited for it."""
         deadline = time.monotonic() + _PAUSE_TIMEOUT_S
         with suppress(OSError, ValueError, KeyError):
             with open(f"/proc/{thread}/status") as file:
@@ -210,7 +210,7 @@ class _Pause:
             except ProcessLookupError:
                 continue
             except OSError as error:
-                for one in seized:  # which run on when this process ends, or now
+                for one in seized:  # so that they are resumed now; any left over resume when this process ends
                     with suppress(OSError, ServerError):
                         self._wait_for(one)
                 raise self._build_error(

@@ -1,8 +1,8 @@
 """The servers of a workspace: ``.forkwise/servers.toml``, read from the base and checked.
 
 The file comes with the workspace, so it is untrusted. What it starts is confined to the branch and needs no acceptance.
-What reaches outside the branch, variables of the user's environment and a view of a data directory that is not in the
-workspace, is refused until the user accepted the content.
+What reaches outside the branch is refused until the user accepts the content: variables of the user's environment, and
+views of data directories that are not in the workspace.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Server:
 
 
 def read_servers(workspace: Path) -> tuple[Server, ...]:
-    """Read the servers of a workspace, in the order of the file; none without one.
+    """Read the servers of a workspace, in the order of the file; none if there is no file.
 
     Raises ConfigError if the file is invalid, or needs an acceptance that the user has not given.
     """
@@ -132,7 +132,7 @@ def read_servers(workspace: Path) -> tuple[Server, ...]:
 
 
 def list_widened_servers(file: ConfigFile) -> list[str]:
-    """List what the servers of a file reach outside the branch, for the user to accept. Raises ConfigError."""
+    """List everything outside the branch that a file's servers use, for the user to accept. Raises ConfigError."""
     return _list_widened(_parse_file(file))
 
 
@@ -161,7 +161,7 @@ def _list_widened(servers: Sequence[Server]) -> list[str]:
 
 
 class _ValueError(Exception):
-    """A value is not what its key takes; the message says what that is."""
+    """A value is not valid for its key; the message says what is."""
 
 
 def _parse_file(file: ConfigFile) -> tuple[Server, ...]:
@@ -210,7 +210,7 @@ def _check_data(servers: Sequence[Server]) -> None:
 def _parse_server(name: str, table: object) -> Server:
     if not _NAME.fullmatch(name):
         raise _ValueError(
-            f"{name[:64]!r} is no name of a server: use at most 32 lower-case letters, digits, '-' and '_'"
+            f"{name[:64]!r} is not a valid name for a server: use at most 32 lower-case letters, digits, '-' and '_'"
         )
     where = f"[{_TABLE}.{name}]"
     if not isinstance(table, dict):

@@ -102,9 +102,9 @@ class ServerGroup:
         self._is_cancelled = threading.Event()
 
     def start(self) -> None:
-        """Start all servers, each when the one before is ready, and block until the last one is.
+        """Start all servers, each once the one before it is ready, and block until the last one is ready.
 
-        Raises ServerError if one does not get ready; then none of them runs any more.
+        Raises ServerError if one does not become ready, after killing the others.
         """
         if self._servers and is_private(self._branch):
             raise ServerError(
@@ -126,8 +126,8 @@ class ServerGroup:
     def _check_data(self, server: Server) -> None:
         """Raise ServerError if the server's data is not part of the branch, or is in use and not a snapshot.
 
-        The branch shows the workspace's files, which that process changes and has not written completely, unless it has
-        those of one moment: see ``hold_data``.
+        While a process uses the data, the files that the branch shows keep changing and are incomplete, unless the
+        branch has a snapshot of them: see ``hold_data``.
         """
         if server.data is None:
             return
@@ -224,7 +224,7 @@ class ServerGroup:
     def _confine(self, server: Server, *, has_data: bool = False) -> Confinement:
         """Return the confinement of a command of a server.
 
-        One sandbox at a time has the view of a data directory outside of the workspace: ``has_data`` says which.
+        Only one sandbox at a time can have the view of a data directory outside the workspace; ``has_data`` selects it.
         """
         views = () if server.outer_data is None or not has_data else (server.outer_data,)
         passed = {name: os.environ[name] for name in server.passed if name in os.environ}
@@ -250,7 +250,7 @@ class ServerGroup:
         return [setpriv, f"--reuid={account[0]}", f"--regid={account[1]}", "--clear-groups", "--", *command]
 
     def _find_account(self, server: Server) -> tuple[int, int] | None:
-        """Return the user and group to switch to; None if this process's own is right."""
+        """Return the user and group to switch to; None to keep those of this process."""
         if os.geteuid() != 0:
             return None
         if server.user is not None:
@@ -363,7 +363,7 @@ class ServerGroup:
         return True
 
     def _can_get(self, url: str) -> bool:
-        """Return whether a GET request is answered with a good status. Of the answer, only the first line is read."""
+        """Return whether a GET request is answered with a good status. Only the first line of the answer is read."""
         parts = urlsplit(url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         request = f"GET {target} HTTP/1.0\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
@@ -412,7 +412,7 @@ class ServerGroup:
             self._serving_fd = -1
 
     def cancel(self) -> None:
-        """Have ``start``, which another thread is in, raise soon. It kills the servers then."""
+        """Make ``start``, running in another thread, raise soon; it then kills the servers."""
         self._is_cancelled.set()
 
 
@@ -432,8 +432,8 @@ async def serve(
     The branch gets a network of its own, ``ServerGroup.space``, unless there are no servers, or ``space`` is given, or
     ``uses_host_network`` asks for the host's. ``network_log`` opens the log of the connections of such a network.
 
-    Raises ServerError if one does not get ready, or has ended by itself when the block ends. They are stopped cleanly
-    at the end of the block, and killed if it raises.
+    Raises ServerError if one does not become ready, or has ended by itself before the block ends. They are stopped
+    cleanly at the end of the block, and killed if it raises.
     """
     if not servers:
         yield ServerGroup((), branch, space=space)
@@ -507,7 +507,7 @@ class _ServerRun:
             return _format_tail(bytes(self._tail))
 
     def describe_end(self) -> str:
-        """Say how it ended, which it has."""
+        """Describe how it ended; call it only after the end."""
         if self._end is None:
             try:
                 done = self.process.collect(self.server.command, None, None)
@@ -558,7 +558,7 @@ def _find_outer_problem(path: str, branch: Branch) -> str:
 
 
 def _has_parts(line: bytes, parts: Sequence[bytes]) -> bool:
-    """Return whether a line contains some texts one after the other. Unlike a pattern's, its time is linear."""
+    """Return whether a line contains all parts in order; unlike a regular expression, this takes linear time."""
     position = 0
     for part in parts:
         found = line.find(part, position)

@@ -1,12 +1,13 @@
-"""Capture: a tree read into a store: what changed since the last snapshot is read, hashed, packed and stored.
+"""Capture: read a tree into a store. What changed since the last snapshot is read, hashed, packed and stored.
 
-Small files are read in groups that end where a path says so, and not after a number of bytes alone: two machines with
-almost the same tree make mostly the same packs, and the second stores only the others. Compressing and storing release
-the GIL for long, reading small files for too short a time: one thread reads while a few others use all processors.
+Small files are read in groups whose ends depend on a hash of the file name, not only on the number of bytes: two
+machines with almost the same tree make mostly the same packs, and the second one stores only the packs that differ.
+Compressing and storing release the GIL for long, reading small files too briefly: so one thread reads while a few
+others use all processors.
 
 The index of the last snapshot has for each directory the identities of its entries (device, inode number, size, ctime)
-as one value, and its lines of the manifest. A directory with the same value now is not looked at more closely. A file
-that was changed so shortly before the snapshot that a later change could have the same ctime has no identity there.
+as one value, and its lines of the manifest. A directory whose value is the same now is not examined further. A file
+that was changed just before the snapshot has no identity there, because a later change could have the same ctime.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ if TYPE_CHECKING:
 __all__ = ["Packer", "create_snapshot", "list_attributes"]
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_SETTLED_NS = 50_000_000  # after this, a new change of a file has another ctime than the last one
+_SETTLED_NS = 50_000_000  # a file changed again after this time gets a different ctime
 _GROUP = 1 << 20  # bytes after which a path may end a group
-_ENDS = 32  # one path in so many does
+_ENDS = 32  # one path in this many does
 _TRIES = 3
 _DEDUPLICATE = 8 << 20  # changed bytes from which it pays to compare them with all known chunks
 _LARGEST_SHOWN = 10
@@ -84,7 +85,7 @@ def create_snapshot(source: Workspace | Branch, store: ObjectStore, *, name: str
         closing_fd(open_root(os.path.realpath(root_path))) as root,
     ):
         index = _TreeIndex() if index_path is None else _TreeIndex.load(index_path)
-        # As long as that header exists, so does everything that it names: no garbage is collected while we write.
+        # While that header exists, so does everything it names: no garbage is collected while this process writes.
         if index.snapshot and not store.has(f"snapshots/{index.snapshot}"):
             index = _TreeIndex()
         with report("Reading the workspace") as work:
@@ -106,7 +107,7 @@ def _require_outside(root_path: str, store: ObjectStore) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Read:
-    """A directory that is not the same as in the index: what is known of it, and what has to be read."""
+    """A directory that differs from the index: what is known about it, and what has to be read."""
 
     path: str
     status: os.stat_result
@@ -167,7 +168,7 @@ class _Capture:
         try:
             with os.scandir(fd) as entries:
                 listed = list(entries)
-            # Two lists, and no pair for each entry: of an unchanged directory nothing else is needed.
+            # Two lists instead of pairs: an unchanged directory needs nothing else.
             names, found = [entry.name for entry in listed], [entry.stat(follow_symlinks=False) for entry in listed]
         except FileNotFoundError:
             names, found = self._list_slowly(fd)
@@ -277,7 +278,7 @@ class _Capture:
             read.identities[entry.name] = _identify(found)
 
     def _load_known(self) -> None:
-        """Learn the chunks of the last snapshot, so that moved and copied contents are not stored again."""
+        """Load the chunks of the last snapshot, so that moved and copied contents are not stored again."""
         for known in self.index.directories.values():
             for file in _list_files(known).values():
                 self.packer.known.update({piece.digest: piece for piece in list_pieces(file)})
@@ -322,7 +323,7 @@ class _Capture:
         return list(contents)
 
     def _format(self, read: _Read) -> _IndexedDirectory:
-        """Return a directory as what the index keeps of it; unsettled files get no identity there."""
+        """Return the index's entry for a directory; files changed too recently get no identity in it."""
         files, links = [read.files[name] for name in sorted(read.files)], read.links
         about = (stat.S_IMODE(read.status.st_mode), read.status.st_mtime_ns, read.attributes)
         lines: list[bytes] = []
@@ -340,7 +341,7 @@ class _Capture:
             identity = read.identities.get(name) if stat.S_ISREG(found.st_mode) else _identify(found)
             rows.append(identity if identity is not None and identity[-1] < latest else (0, 0, 0, 0))
         ctime = read.status.st_ctime_ns
-        # One with a FIFO is compared every time, so that every snapshot names what is not in it.
+        # A directory with a FIFO is compared every time, so that every snapshot lists what it leaves out.
         own = (read.status.st_ino, ctime if ctime < latest and not read.has_skipped else 0)
         identities = _format_identities(own, [name for name, _ in read.rows], rows)
         return _IndexedDirectory(identities, read.below, read.sizes, list(packs), b"\n".join(lines))
@@ -374,7 +375,8 @@ class Packer:
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._room = threading.Semaphore(threads * 2)
-        # One thread reads at a time, the others compress: several that make short system calls wait for the GIL.
+        # One thread reads at a time, the others compress: several threads with short system calls would wait for the
+        # GIL.
         self._reading = threading.Lock()
         self._own = threading.local()
         self._jobs: list[Future[object]] = []
@@ -392,7 +394,7 @@ class Packer:
                 job.result()
 
     def run(self, works: Sequence[Callable[[], object]]) -> None:
-        """Run all of these; a single one in this thread."""
+        """Run all of ``works`` in threads; run a single one in this thread."""
         if len(works) == 1:
             works[0]()
             return
@@ -415,7 +417,7 @@ class Packer:
         self._jobs.append(job)
 
     def pack_group(self, paths: Sequence[tuple[str, str]]) -> list[tuple[File, os.stat_result] | None]:
-        """Store small files, given by directory and name, in one pack; None for one that does not exist any more."""
+        """Store small files, given by directory and name, in one pack; None for a file that no longer exists."""
         if not hasattr(self._own, "buffer"):
             self._own.buffer = memoryview(bytearray(PACK))
         with self._reading:
@@ -424,7 +426,7 @@ class Packer:
         return self._store_small(read, digests)
 
     def _read_group(self, paths: Sequence[tuple[str, str]], buffer: memoryview) -> list[_SmallFile | None]:
-        """Read small files one after the other into a buffer; what has no room there is allocated."""
+        """Read small files one after the other into a buffer; files that do not fit get memory of their own."""
         read: list[_SmallFile | None] = []
         directory, fd = None, -1
         try:
@@ -505,7 +507,7 @@ class Packer:
             os.close(fd)
 
     def pack_grown(self) -> Iterator[tuple[str, tuple[File, os.stat_result] | None]]:
-        """Store the files of groups that had become large when they were read; yield each with its directory's path."""
+        """Store files that were too large for their group once they were read; yield each with its directory's path."""
         with self:
             for path, name in self._grown:
                 with suppress(FileNotFoundError, NotADirectoryError), closing_fd(open_directory(self.root, path)) as fd:
@@ -513,7 +515,7 @@ class Packer:
         self._grown = []
 
     def pack_file(self, directory: int, name: str, path: str) -> tuple[File, os.stat_result] | None:
-        """Store a large file in chunks; None if it does not exist any more. Called by the thread that submits."""
+        """Store a large file in chunks; None if it no longer exists. Called by the thread that submits."""
         try:
             fd = os.open(name, _READ, dir_fd=directory)
         except OSError as error:
@@ -637,7 +639,7 @@ def _list_files(known: _IndexedDirectory | None) -> dict[str, FileRow]:
 
 
 def _group(rows: list[tuple[_Read, str, int]]) -> Iterator[list[tuple[_Read, str, int]]]:
-    """Yield small files in groups of at most a pack; a path that says so ends a group of sufficient size."""
+    """Yield small files in groups of at most a pack; the hash of a name may end a group of sufficient size."""
     group: list[tuple[_Read, str, int]] = []
     size = 0
     for row in rows:
@@ -669,7 +671,7 @@ _DIGEST = 64
 
 
 class _Sizes(NamedTuple):
-    """The number of a directory's files, their bytes together, and those of the largest."""
+    """The number of a directory's files, their total size in bytes, and the size of the largest."""
 
     files: int
     bytes: int
@@ -677,7 +679,7 @@ class _Sizes(NamedTuple):
 
 
 class _IndexedDirectory(NamedTuple):
-    """What is known of one directory: identities, the directories in it, sizes, packs, lines of the manifest."""
+    """What is known about one directory: identities, the directories in it, sizes, packs, lines of the manifest."""
 
     identities: bytes
     below: list[str]
@@ -688,9 +690,9 @@ class _IndexedDirectory(NamedTuple):
 
 @dataclass(slots=True)
 class _TreeIndex:
-    """What is known of a tree: the last snapshot's id, the ids of its segments, and its directories by path.
+    """What is known about a tree: the last snapshot's id, the ids of its segments, and its directories by path.
 
-    The file has a digest of the rest, a line of JSON, and the identities and lines of all directories.
+    The file holds a digest of the rest, a line of JSON, and the identities and lines of all directories.
     """
 
     snapshot: str = ""
@@ -710,7 +712,7 @@ class _TreeIndex:
         if blake3(memoryview(data)[_DIGEST + 1 :]).hexdigest().encode() != data[:_DIGEST]:
             return cls()
         position = data.find(b"\n", _DIGEST + 1) + 1
-        try:  # an older version wrote another form
+        try:  # an older version wrote a different format
             head = json.loads(data[_DIGEST + 1 : position])
             snapshot, segments, rows = head["snapshot"], head["segments"], head["directories"]
         except (ValueError, TypeError, KeyError):

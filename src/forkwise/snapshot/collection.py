@@ -1,7 +1,7 @@
 """Garbage collection of a store: objects that no snapshot and no packed delta names are removed.
 
-What is removed was listed before the headers were, and no writer was at work in between; so nothing that a header
-names, or that a writer relies on, is ever among it.
+The objects are listed before the headers, and no writer is active in between. So nothing that a header names, or that a
+writer relies on, is ever removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forkwise.snapshot.object_store import MARK_EXPIRY_S, HeaderKind, ObjectStor
 
 __all__ = ["Collection", "collect_garbage"]
 
-_DEADLINE_S = 600.0  # far below the expiry of its mark: a collector that was suspended removes nothing more
+_DEADLINE_S = 600.0  # far below the expiry of its mark, so that a suspended collector removes nothing later
 _BATCH = 100
 
 
@@ -32,8 +32,8 @@ class Collection:
 def collect_garbage(store: ObjectStore, *, dry_run: bool = False) -> Collection:
     """Remove the objects of a store that neither a snapshot nor a packed delta needs.
 
-    Raises StoreError, and removes nothing, while another process writes to the store, or if a header cannot be read:
-    what it needs is not known.
+    Raises StoreError, and removes nothing, while another process writes to the store, or if a header cannot be read,
+    because then it is unknown what that header needs.
     """
     _ = store.id
     token = secrets.token_hex(16)
@@ -61,7 +61,7 @@ def collect_garbage(store: ObjectStore, *, dry_run: bool = False) -> Collection:
 
 
 def _require_no_writer(store: ObjectStore, mark: str) -> None:
-    """Revoke the writers that are taken for dead; raise StoreError if one is alive, or another collector is."""
+    """Revoke writers that are presumed dead; raise StoreError if a writer or another collector is alive."""
     collectors, dead_collectors = list_marks(store, "collectors", mark)
     writers, dead_writers = list_marks(store, "writers", mark)
     if living := writers + collectors:

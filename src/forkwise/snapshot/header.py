@@ -1,4 +1,4 @@
-"""Headers: the small documents that name everything a snapshot or a packed delta needs, and what only names itself.
+"""Headers: the small documents that name every object a snapshot or a packed delta needs, and describe it.
 
 A header is addressed by its own digest. Garbage collection reads nothing else.
 """
@@ -22,7 +22,7 @@ _LONGEST_TEXT = 4096
 
 
 def write_header(writer: Writer, kind: HeaderKind, about: dict[str, Any], objects: list[str]) -> str:
-    """Store a header that names ``objects``, all of which are stored; return its id."""
+    """Store a header that names ``objects``, all of which must be stored already; return its id."""
     content = json.dumps({"format": _FORMAT, "objects": objects, **about}, separators=(",", ":")).encode()
     name = writer.store.codec.digest(content)
     writer.put_header(kind, name, content)
@@ -30,18 +30,18 @@ def write_header(writer: Writer, kind: HeaderKind, about: dict[str, Any], object
 
 
 def read_header(store: ObjectStore, kind: HeaderKind, name: str) -> dict[str, Any]:
-    """Read a header whose digest, format and named objects are right; the caller checks the other values."""
+    """Read a header, and check its digest, its format and the names of its objects; the caller checks the rest."""
     _ = store.id
 
     def check(content: bytes) -> dict[str, Any]:
         if store.codec.digest(content) != name:
-            raise DamagedObjectError("its content has another digest")
+            raise DamagedObjectError("its content does not match its digest")
         try:
             found = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise DamagedObjectError(f"it is not JSON: {str(error)[:100]}") from error
         if not isinstance(found, dict) or not isinstance(found.get("objects"), list):
-            raise DamagedObjectError("it has another form")
+            raise DamagedObjectError("it is malformed")
         if found.get("format") != _FORMAT:
             raise DamagedObjectError(f"its format {str(found.get('format'))[:20]} is not {_FORMAT}")
         for one in found["objects"]:
@@ -65,7 +65,7 @@ def find_header(store: ObjectStore, kind: HeaderKind, word: str) -> str:
 
 
 def check_texts(values: Any) -> tuple[str, ...]:
-    """Return a list of texts from a header as a tuple; DamagedObjectError if it is none."""
+    """Return a list of texts from a header as a tuple; DamagedObjectError if it is not a list of texts."""
     if not isinstance(values, list) or not all(isinstance(v, str) and len(v) <= _LONGEST_TEXT for v in values):
-        raise DamagedObjectError("a list of texts has another form")
+        raise DamagedObjectError("a list of texts is malformed")
     return tuple(values)

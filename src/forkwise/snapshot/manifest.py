@@ -1,8 +1,8 @@
 """Manifests: what a snapshot or a packed delta contains, as lines of JSON, one for each directory.
 
-A line has everything of its directory, including which packs hold the contents, and does not depend on other lines. So
-the line of an unchanged directory is the same in the next snapshot, and lines are stored in segments that are shared by
-snapshots. Lines come out of a store that others may write to: each value is checked before it is used.
+A line describes its directory completely, including which packs hold the contents, and does not depend on other lines.
+So the line of an unchanged directory is the same in the next snapshot, and lines are stored in segments that are shared
+by snapshots. Lines come out of a store that others may write to: each value is checked before it is used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LARGEST_LINE = 4096
 
 _SMALLEST_SEGMENT = 24 << 10  # bytes from which a path may end a segment
 _LARGEST_SEGMENT = 128 << 10  # bytes after which a segment ends anyway
-_CUT = 4  # one path in so many may end a segment
+_CUT = 4  # one path in this many may end a segment
 _LARGEST_SIZE = 1 << 50
 _LARGEST_TIME = 1 << 63
 _LONGEST_NAME = 255
@@ -96,7 +96,7 @@ class Directory(NamedTuple):
 # Write.
 
 
-#: A file as the list that a line has of it, with the names of packs instead of their numbers.
+#: A file as the list that stands for it in a line, with the names of packs instead of their numbers.
 FileRow = list[Any]
 
 
@@ -144,19 +144,19 @@ def cut_segments(lines: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
 
 
 def parse_lines(segment: bytes) -> Iterator[Directory]:
-    """Yield the directories of a segment; DamagedObjectError if a value is not what it has to be."""
+    """Yield the directories of a segment; DamagedObjectError if a value is invalid."""
     for line in segment.split(b"\n"):
         yield parse_line(line)
 
 
 def parse_line(line: bytes) -> Directory:
-    """Parse one line; DamagedObjectError if a value is not what it has to be."""
+    """Parse one line; DamagedObjectError if a value is invalid."""
     if len(line) > LARGEST_OBJECT:
         raise DamagedObjectError("a line of a manifest is too long")
     try:
         path, (is_first, mode, mtime_ns, attributes), packs, files, links = json.loads(line)
     except (ValueError, TypeError, RecursionError) as error:
-        raise DamagedObjectError(f"a line of a manifest has another form: {str(error)[:100]}") from error
+        raise DamagedObjectError(f"a line of a manifest is malformed: {str(error)[:100]}") from error
     _require(isinstance(packs, list) and isinstance(files, list) and isinstance(links, list), "a list is missing")
     _require(len(files) + len(links) <= LARGEST_LINE, "a line of a manifest has too many entries")
     for pack in packs:
@@ -178,7 +178,7 @@ def parse_line(line: bytes) -> Directory:
 
 
 def parse_rows(line: bytes) -> list[FileRow]:
-    """Return the files of a line that this machine wrote and whose digest was checked; their values are not."""
+    """Return the files of a line that this machine wrote and whose digest was checked; values are not checked again."""
     _, _, packs, files, _ = json.loads(line)
     for file in files:
         for piece in file[_PIECES]:
@@ -193,7 +193,7 @@ def list_pieces(file: FileRow) -> list[Piece]:
 
 
 def check_digest(value: Any) -> str:
-    """Return a digest; DamagedObjectError if it is none."""
+    """Return ``value`` if it is a digest; raise DamagedObjectError otherwise."""
     if isinstance(value, str) and _DIGEST.match(value):
         return value
     raise DamagedObjectError("a digest is not one")
@@ -224,9 +224,9 @@ def _parse_file(row: Any, packs: list[str]) -> File:
     except (ValueError, TypeError) as error:
         if isinstance(error, DamagedObjectError):
             raise
-        raise DamagedObjectError("a file of a manifest has another form") from error
+        raise DamagedObjectError("a file of a manifest is malformed") from error
     _integer(size, _LARGEST_SIZE)
-    _require(sum(p.length for p in pieces) == size, "a file's content has another length than the file")
+    _require(sum(p.length for p in pieces) == size, "a file's content does not have the length of the file")
     return File(
         _check_name(name),
         _integer(mode, 0o7777),
@@ -248,7 +248,7 @@ def _parse_piece(row: Any, packs: list[str]) -> Piece:
 
 
 def _parse_link(row: Any) -> Link:
-    _require(isinstance(row, list) and len(row) == 3, "a symbolic link of a manifest has another form")
+    _require(isinstance(row, list) and len(row) == 3, "a symbolic link of a manifest is malformed")
     name, mtime_ns, target = row
     _require(isinstance(target, str) and target != "" and "\0" not in target, "a symbolic link has no target")
     try:
@@ -260,18 +260,18 @@ def _parse_link(row: Any) -> Link:
 
 def _attributes(value: Any) -> tuple[tuple[str, str], ...]:
     """Check extended attributes: only the user's own, and none that overlayfs would read as marks."""
-    _require(isinstance(value, list) and len(value) <= _MOST_ATTRIBUTES, "extended attributes have another form")
+    _require(isinstance(value, list) and len(value) <= _MOST_ATTRIBUTES, "extended attributes are malformed")
     total = 0
     checked = []
     for pair in value:
-        _require(isinstance(pair, list) and len(pair) == 2, "an extended attribute has another form")
+        _require(isinstance(pair, list) and len(pair) == 2, "an extended attribute is malformed")
         name, content = pair
         _require(isinstance(name, str) and _ATTRIBUTE.match(name) is not None, "an extended attribute is not allowed")
-        _require(isinstance(content, str), "an extended attribute has another form")
+        _require(isinstance(content, str), "an extended attribute is malformed")
         try:
             total += len(bytes.fromhex(content))
         except ValueError as error:
-            raise DamagedObjectError("an extended attribute has another form") from error
+            raise DamagedObjectError("an extended attribute is malformed") from error
         checked.append((name, content))
     _require(total <= _LARGEST_ATTRIBUTES, "extended attributes are too large")
     return tuple(checked)

@@ -5,11 +5,11 @@ objects/<xx>/<id>   packs of contents and segments of manifests, named by conten
 snapshots/<id>      the header of a snapshot, written last: what it names exists
 deltas/<id>         the header of a packed delta
 writers/<token>     exists while a process writes; collectors/<token> while one collects garbage
-revoked/<token>     a writer that was taken for dead
+revoked/<token>     a writer that was presumed dead
 
-A writer and a collector exclude each other without locks: each creates its mark first and looks for the other's then.
-Both marks expire by the store's own clock, so that clocks of different machines do not matter. A writer that was taken
-for dead finds its revocation after it wrote its header, and takes the header back.
+A writer and a collector exclude each other without locks: each creates its own mark first and then looks for the
+other's. Both marks expire by the store's own clock, so the clocks of different machines do not matter. A writer that
+was presumed dead finds its revocation after it has written its header, and deletes the header again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MARK_EXPIRY_S", "HeaderKind", "ObjectStore", "Writer", "list_marks"]
 
-#: After this time by the store's clock, the mark of a writer or a collector is taken for that of a dead process.
+#: After this time by the store's clock, the process behind the mark of a writer or a collector is presumed dead.
 MARK_EXPIRY_S = 3600.0
 
 HeaderKind = Literal["snapshots", "deltas"]
@@ -62,7 +62,7 @@ class ObjectStore:
 
     ``key``, of 32 bytes, encrypts everything in it and has to be given whenever it is opened. ``options`` are obstore's
     for the kind of store (``endpoint``, ``region``); credentials are taken from the environment, as obstore documents.
-    Instead of a URL, an obstore store can be given. It is used by several threads and processes at the same time.
+    Instead of a URL, an obstore store can be given. Several threads and processes can use it at the same time.
     """
 
     def __init__(
@@ -136,14 +136,14 @@ class ObjectStore:
         return self.has(f"objects/{name[:2]}/{name}")
 
     def read_object(self, name: str, check: Callable[[bytes], _T], *, limit: int | None = None) -> _T:
-        """Read an object and return what ``check`` makes of its content.
+        """Read an object and return the result of ``check`` on its content.
 
         If it is damaged, or ``check`` raises DamagedObjectError, it is read once more; then StoreError is raised.
         """
         return self._read_checked(f"objects/{name[:2]}/{name}", name, check, limit)
 
     def read(self, path: str, check: Callable[[bytes], _T], *, limit: int) -> _T:
-        """Read what is stored at a path and return what ``check`` makes of it. Internal."""
+        """Read what is stored at a path and return the result of ``check`` on it. Internal."""
         return self._read_checked(path, path, check, limit)
 
     def _read_checked(self, path: str, name: str, check: Callable[[bytes], _T], limit: int | None) -> _T:
@@ -176,7 +176,7 @@ class ObjectStore:
     # Headers
 
     def read_header(self, kind: HeaderKind, name: str, check: Callable[[bytes], _T]) -> _T:
-        """Read a header and return what ``check`` makes of it; SnapshotNotFoundError if there is none."""
+        """Read a header and return the result of ``check`` on it; SnapshotNotFoundError if there is none."""
         check_digest(name)
         return self._read_checked(f"{kind}/{name}", name, check, _LARGEST_HEADER)
 
@@ -194,7 +194,7 @@ class ObjectStore:
 
     @contextmanager
     def writer(self) -> Iterator[Writer]:
-        """Let the block write objects that no garbage collection takes before their header is written."""
+        """Let the block write objects, which no garbage collection removes before their header is written."""
         writer = Writer(self)
         writer.begin()
         try:
@@ -309,7 +309,7 @@ class Writer:
         self.written += len(data)
         if not self.store.has(self._mark.replace("writers/", "revoked/")):
             return
-        # Not even a check that everything exists would do: the collection may be about to remove it.
+        # Checking that everything exists would not help: the collection may be about to remove it.
         self.store.delete([f"{kind}/{name}"])
         raise StoreError(
             f"{kind}/{name} was not kept in {self.store.location}: its writer did not proceed for so long that a "

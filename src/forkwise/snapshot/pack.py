@@ -1,8 +1,9 @@
 """Packs: contents cut into chunks, several chunks compressed together, and encrypted if the user has a key.
 
-A chunk is addressed by the BLAKE3 digest of its content. Small files are a chunk each; large ones are cut where their
-content says so (FastCDC), so that an insertion changes the chunks around it and not all that follow. With a key every
-digest is keyed and the cuts depend on the key, so that neither names nor lengths of chunks reveal a known content.
+A chunk is addressed by the BLAKE3 digest of its content. Small files are a chunk each; large ones are cut at positions
+that depend on the content (FastCDC), so that an insertion changes the chunks around it and not all that follow. With a
+key every digest is keyed and the cuts depend on the key, so that neither names nor lengths of chunks reveal a known
+content.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = [
 #: Length of a user's key, in bytes.
 KEY_BYTES = 32
 
-#: Bytes of a file that is one chunk; larger ones are cut.
+#: The largest file that is a single chunk, in bytes; larger ones are cut.
 WHOLE = 1 << 20
 
 #: Bytes of content after which a pack is complete.
@@ -114,7 +115,7 @@ class Codec:
         return _SEALED + nonce + AESGCM(self._object_key(name)).encrypt(nonce, packed, name.encode())
 
     def decode(self, name: str, data: bytes, limit: int = LARGEST_OBJECT) -> bytes:
-        """Return the content of the object ``name``; DamagedObjectError if it is another's, or not intact."""
+        """Return the content of the object ``name``; DamagedObjectError if it is another object's, or damaged."""
         kind, packed = data[:1], data[1:]
         if kind == _SEALED and self._key is None:
             raise DamagedObjectError("it is encrypted, and the store was opened without a key")
@@ -141,13 +142,13 @@ class Codec:
             raise DamagedObjectError("it was changed, moved, or encrypted with another key") from error
 
     def _object_key(self, name: str) -> bytes:
-        """Return the key of one object, so that random nonces never repeat under a key that many objects share."""
+        """Return a key for one object, because with one key for many objects, random nonces could repeat."""
         assert self._key is not None
         return _derive(self._key + name.encode(), "forkwise 2026 encryption of one object")
 
 
 def read_key_file(path: str | os.PathLike[str]) -> bytes:
-    """Read a key from a file. Raises ValueError if it holds none, or others than this user can read it."""
+    """Read a key from a file. Raises ValueError if it holds none, or if other users can read it."""
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:

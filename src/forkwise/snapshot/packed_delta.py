@@ -1,7 +1,7 @@
 """Packed deltas: what a branch changed, stored by content, and applied to a branch on another machine.
 
-With every change goes what the path was before it: its type and the digest of its content. So a path that is another
-one in the target, because the workspace was edited since its snapshot, is found to be a conflict and not overwritten.
+Every change records what the path was before: its type and the digest of its content. So a path that differs in the
+target, because the workspace was edited since its snapshot, is reported as a conflict and not overwritten.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PackedDelta:
     """The changes of a branch, in a store. ``paths`` counts them, ``bytes`` is the size of the new contents.
 
     ``stored`` are the bytes that packing it added to the store, ``skipped`` the FIFOs, sockets and devices left out.
-    ``owner`` is what its creator gave, to find it by.
+    ``owner`` is a text from its creator, by which it can be found.
     """
 
     id: str
@@ -98,8 +98,8 @@ class PackedDelta:
 
         Raises ConflictError, and changes nothing, if a path is not what it was where the delta was made; with ``ours``
         the delta's version is taken, with ``theirs`` that of the branch is kept, and the conflicts are returned. Raises
-        StoreError if the delta is damaged. Committing the branch is refused if it changes executable configuration, as
-        it is after a confined program.
+        StoreError if the delta is damaged. As after a confined program, the branch cannot be committed if it changes
+        executable configuration.
         """
         if on_conflict not in ("refuse", "ours", "theirs"):
             raise ValueError(f"on_conflict takes 'refuse', 'ours' or 'theirs', not {on_conflict!r}")
@@ -171,7 +171,7 @@ class _Packing:
         return _read(self.writer.store, written)
 
     def _list_before(self, scan: Scan) -> list[_Before]:
-        """Return what each changed path was in the parent; directories that only changed themselves are left out."""
+        """Return what each changed path was in the parent; directories with changed metadata only are left out."""
         before = []
         with Lower(self.branch.parent.lowers, self.branch.view_kind.mark_prefixes) as lower:
             for entry in sorted(scan.entries, key=lambda e: e.path):
@@ -272,18 +272,18 @@ class _Application:
 
     def _parse_before(self, content: bytes) -> list[_Before]:
         if self.store.codec.digest(content) != self.delta.before:
-            raise DamagedObjectError("its content has another digest")
+            raise DamagedObjectError("its content does not match its digest")
         try:
             rows = json.loads(content)
             found = [_Before(*row) for row in rows]
         except (ValueError, TypeError, RecursionError) as error:
-            raise DamagedObjectError(f"it has another form: {str(error)[:100]}") from error
+            raise DamagedObjectError(f"it is malformed: {str(error)[:100]}") from error
         if len(found) > _MOST_PATHS:
             raise DamagedObjectError("it has too many paths")
         for one in found:
             check_path(one.path)
         if not all(type(row[1]) is bool and row[2] in _TYPES and isinstance(row[3], str) for row in rows):
-            raise DamagedObjectError("it has another form")
+            raise DamagedObjectError("it is malformed")
         return found
 
     def _require_complete(self, before: list[_Before], parts: list[Directory]) -> None:
@@ -309,10 +309,10 @@ class _Application:
             return None
         if not kind:
             return Conflict(one.path, "deleted", "it was deleted since the delta's snapshot")
-        return Conflict(one.path, "changed", f"it is another {kind} than the delta was made from")
+        return Conflict(one.path, "changed", f"it is not the {kind} that the delta was made from")
 
     def _remove(self, before: list[_Before], parts: list[Directory]) -> None:
-        """Remove what is deleted or replaced; a directory that stays one is only changed."""
+        """Remove what is deleted or replaced; a directory that stays a directory is only changed."""
         kept = {part.path for part in parts if part.is_first}
         for one in sorted(before, key=lambda b: b.path, reverse=True):
             if one.path in kept and one.type == "directory":
@@ -372,7 +372,7 @@ def _read(store: ObjectStore, name: str) -> PackedDelta:
         owner = about.get("owner", "")
         texts = [about["branch"], owner, *about["skipped"]]
         if not all(type(one) is int and one >= 0 for one in counts) or not all(isinstance(one, str) for one in texts):
-            raise DamagedObjectError("a value has another type")
+            raise DamagedObjectError("a value has the wrong type")
         return PackedDelta(
             name,
             datetime.fromtimestamp(about["created"], UTC),

@@ -67,7 +67,7 @@ class Snapshot:
 
     @classmethod
     def load(cls, store: ObjectStore, word: str) -> Snapshot:
-        """Read a snapshot by its id, the beginning of its id, or its name, of which the newest is meant."""
+        """Read a snapshot by its id, the beginning of its id, or its name; the newest one of several with that name."""
         if named := [one for one in list_snapshots(store) if word and one.name == word]:
             return named[0]
         return cls._read(store, find_header(store, "snapshots", word))
@@ -131,7 +131,7 @@ def list_snapshots(store: ObjectStore) -> list[Snapshot]:
 
 
 def read_raw_segment(store: ObjectStore, name: str) -> bytes:
-    """Read one segment of a manifest, whose values the caller checks; StoreError if it has another digest."""
+    """Read one segment of a manifest, whose values the caller checks; StoreError if it does not match its digest."""
     return store.read_object(name, lambda content: _check_segment(store, name, content))
 
 
@@ -142,16 +142,16 @@ def read_segment(store: ObjectStore, name: str) -> list[Directory]:
 
 def _check_segment(store: ObjectStore, name: str, content: bytes) -> bytes:
     if store.codec.digest(content) != name:
-        raise DamagedObjectError("its content has another digest")
+        raise DamagedObjectError("its content does not match its digest")
     return content
 
 
 def check_chunks(store: ObjectStore, content: bytes, pieces: set[Piece]) -> bytes:
-    """Return the content of a pack; DamagedObjectError if one of the pieces in it has another digest."""
+    """Return the content of a pack; DamagedObjectError if one of the pieces in it does not match its digest."""
     view, digest = memoryview(content), store.codec.digest
     for piece in pieces:
         if digest(view[piece.offset : piece.offset + piece.length]) != piece.digest:
-            raise DamagedObjectError("a chunk has another digest")
+            raise DamagedObjectError("a chunk does not match its digest")
     return content
 
 

@@ -4,11 +4,11 @@
 <cache>/<tree>/root   the files; they are only read, as the lower directory of overlays
 <cache>/<tree>/segments  the segments of its manifest; size: its bytes
 <cache>/<tree>/lock   held shared by each user of the tree, exclusively to change or remove it
-<cache>/.new-…        a tree in the making
+<cache>/.new-…        a tree that is being made
 
-A new version is made from the nearest tree in the cache, at a cost that depends on what changed: if nobody uses that
-tree, it becomes the new one; otherwise its unchanged files become hard links. No file in the cache is ever written to
-again, so that versions can share it.
+A new version is made from the most similar tree in the cache, at a cost that depends on what changed: if no process
+uses that tree, it becomes the new one; otherwise its unchanged files become hard links. No file in the cache is ever
+written to again, so that versions can share it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["SnapshotCache", "UnpackedSnapshot"]
 
 _DIRECTORY_RIGHTS = 0o700
-_WORTH = 8  # a tree that has one segment in so many
+_WORTH = 8  # a tree must share at least one segment in this many
 
 
 class UnpackedSnapshot:
@@ -80,7 +80,7 @@ class SnapshotCache:
             raise StoreError(f"{self.directory} is not used as a cache: other users can write to it")
 
     def unpack(self, snapshot: Snapshot, store: ObjectStore) -> UnpackedSnapshot:
-        """Return a snapshot unpacked; others that ask for the same one at the same time wait for it.
+        """Unpack a snapshot, or return it if it is in the cache; others that request it at the same time wait for it.
 
         Raises StoreError if it is damaged, or if there is no room for it.
         """
@@ -128,7 +128,7 @@ class SnapshotCache:
                 self._prepare(new, stack)
             try:
                 is_made = base is not None and _make_version(base, new, snapshot, store)
-            except OSError:  # such as a directory without rights: everything is unpacked anew
+            except OSError:  # such as a directory that cannot be read: everything is unpacked again
                 is_made = False
             if not is_made:
                 _remove(self.directory, os.path.basename(new))
@@ -189,7 +189,7 @@ class SnapshotCache:
                 )
 
     def _shares(self, snapshot: Snapshot, tree: str) -> bool:
-        """Return whether so much of a snapshot is in a tree that the one is worth making from the other."""
+        """Return whether a tree has enough in common with a snapshot to be worth making one from the other."""
         common = set(snapshot.segments) & _list_segments(f"{self.directory}/{tree}")
         return bool(common) and len(common) * _WORTH >= len(snapshot.segments)
 
@@ -220,7 +220,7 @@ class SnapshotCache:
         return total
 
     def _remove_abandoned(self) -> None:
-        """Remove what killed processes left: trees in the making whose lock is free."""
+        """Remove what killed processes left: unfinished trees whose lock is free."""
         with self._lock():
             for name in os.listdir(self.directory):
                 if not name.startswith(".new-"):
@@ -233,7 +233,7 @@ class SnapshotCache:
                     _remove(self.directory, name)
 
     def _prepare(self, new: str, stack: ExitStack) -> None:
-        """Create the directory of a tree in the making, with a lock that is held until ``stack`` ends."""
+        """Create the directory of a new tree, with a lock that is held until ``stack`` ends."""
         with self._lock():
             os.mkdir(new, 0o700)
             fd = os.open(f"{new}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -264,7 +264,7 @@ def _make_version(base: str, new: str, snapshot: Snapshot, store: ObjectStore) -
 
 
 class _Version:
-    """A tree made from another version: that one itself, moved to ``new``, or one that stays, by hard links."""
+    """A tree made from another version: from that tree itself, moved to ``new``, or by hard links to one that stays."""
 
     def __init__(self, base: str, new: str, snapshot: Snapshot, store: ObjectStore) -> None:
         self.base = base
@@ -387,7 +387,7 @@ def _rmdir(name: str, directory: int) -> None:
 
 
 def _look(directory: int) -> None:
-    """Do nothing with a directory but note that it will change."""
+    """Only note that a directory will change."""
 
 
 def _link_files(source: int, target: int, path: str, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Unpack: the files of a snapshot written to a new directory, or an earlier version of them made the next one.
+"""Unpack: write the files of a snapshot to a new directory, or turn an earlier version of them into the next one.
 
 What comes out of a store is checked before it is used: names stay below the root, every directory is listed before what
 it contains, contents have the digests that the manifest names. Files are created by this user, without set-id bits, and
@@ -33,7 +33,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCAL_THREADS = 2
 _REMOTE_THREADS = 8
 _MOST_ENTRIES = 5_000_000
-_PERMISSIONS = 0o1777  # the set-id bits would grant the rights of another user than before
+_PERMISSIONS = 0o1777  # the set-id bits would grant the rights of a different user than before
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class TreeWriter:
                 self._link(path, file)
 
     def _is_first(self, path: str, file: File) -> bool:
-        """Return whether a file is the first of its group. One that was read in another state is not of the group."""
+        """Return whether a file is the first of its group. A file that changed during the capture is not in it."""
         return self.groups.setdefault(file._replace(name=""), (path, file.name)) == (path, file.name)
 
     def _each_pack(self, pieces: dict[str, set[Piece]], use: Callable[[str, memoryview], None]) -> None:
@@ -203,7 +203,7 @@ class TreeWriter:
                 raise
 
     def _fetch(self, pack: str, pieces: set[Piece]) -> memoryview:
-        """Return the content of a pack in which all pieces have their digests; without a name, nothing."""
+        """Return the content of a pack, after checking the digests of its pieces; without a name, return nothing."""
         if not pack:
             return memoryview(b"")
         return memoryview(self.store.read_object(pack, lambda content: check_chunks(self.store, content, pieces)))

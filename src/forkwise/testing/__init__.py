@@ -1,6 +1,6 @@
 """Test commands and test reports as values: detect the command, parse its output. Nothing is run here.
 
-The names are imported on first use: the patterns of all formats take longer to compile than a list of forks to print.
+The names are imported on first use: compiling the patterns of all formats takes longer than printing a list of forks.
 """
 
 from __future__ import annotations

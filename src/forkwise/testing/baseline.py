@@ -28,7 +28,7 @@ _NOT_LOADED = re.compile(
 class TestRun:
     """One run of a test command: its report, the runner's evidence, if it sent any, and the graders that it changed.
 
-    ``has_file`` is whether the runner wrote a report into a file, as it was requested to do.
+    ``has_file`` says whether the runner wrote a report to a file, as requested.
     """
 
     __test__: ClassVar[bool] = False
@@ -80,12 +80,12 @@ class Baseline:
 
 
 def _outcomes(report: TestReport) -> Mapping[str, Outcome]:
-    """Return the outcomes by test; of a report without ids, those of the failures."""
+    """Return the outcomes by test; for a report without ids, only those of the failures."""
     return report.outcomes or {failure.name: failure.kind for failure in report.failures}
 
 
 def combine_runs(runs: Sequence[TestRun], baseline: Baseline | None, root: str) -> TestReport:
-    """Combine the runs of an attempt, after a check of each, and compare them with the baseline if there is one.
+    """Check and combine the runs of an attempt, and compare them with the baseline if there is one.
 
     ``root`` is the workspace's path, as the tests see it.
     """
@@ -104,7 +104,7 @@ def combine_runs(runs: Sequence[TestRun], baseline: Baseline | None, root: str) 
 
 
 def _majority(runs: Sequence[Mapping[str, Outcome]]) -> Mapping[str, Outcome]:
-    """Return each test's outcome: passed if it passed in more than half of the runs, else another that it had."""
+    """Return each test's outcome: passed if it passed in more than half of the runs, else one of its other outcomes."""
     if len(runs) == 1:
         return runs[0]
     found: dict[str, list[Outcome]] = {}
@@ -136,7 +136,7 @@ def _check(run: TestRun, baseline: Baseline | None, root: str) -> TestReport:
     if baseline is not None and not run.has_file and all(one.has_file for one in baseline.runs):
         return _doubt(run.report, "the runner ended without writing its report")
     if not evidence.is_complete:
-        return _doubt(run.report, "a process that ran tests ended before it was through")
+        return _doubt(run.report, "a process that ran tests ended before it had finished")
     had_canary = any(one.has_canary for one in known)
     if had_canary and not evidence.has_canary and not run.report.failing:
         return _doubt(run.report, "the tests of known outcome, which run beside the project's own, did not run")
@@ -144,7 +144,7 @@ def _check(run: TestRun, baseline: Baseline | None, root: str) -> TestReport:
 
 
 def _find_intruders(evidence: RunEvidence, known: Sequence[RunEvidence], root: str) -> list[str]:
-    """Describe what took part in a run, and did not on the base."""
+    """Describe what took part in a run but not in those of the base."""
     if not known:
         return []
     origins = {origin for one in known for origin in one.plugins.values()}
@@ -171,11 +171,11 @@ def _doubt(report: TestReport, reason: str) -> TestReport:
 
 
 def compare(baseline: Baseline, report: TestReport) -> tuple[Comparison, list[str]]:
-    """Compare a report with the baseline. Return also the tests of the base that are missing.
+    """Compare a report with the baseline. Also return the tests of the base that are missing.
 
     A test that ran on the base and is skipped now counts as failing. So does one whose parameters are gone while its
-    function still runs: parameters may come from what an attempt may change. A file that could not be loaded on the
-    base is fixed if it can be, and its tests pass.
+    function still runs, because parameters may come from files that an attempt may change. A file that could not be
+    loaded on the base counts as fixed if it can be loaded now and its tests pass.
     """
     before, now, unsteady = baseline.outcomes, _outcomes(report), baseline.unsteady
     has_ids = bool(baseline.runs[0].report.outcomes)
@@ -198,7 +198,7 @@ def compare(baseline: Baseline, report: TestReport) -> tuple[Comparison, list[st
                 ids["fixed"].append(name)
         else:
             ids["broken" if outcome == "passed" else "still_failing"].append(name)
-    # Those of files that could not be loaded before count once, for the file.
+    # Tests of a file that could not be loaded before count once, for the file.
     counted = tuple(_prefix_inside(name) for name in ids["still_failing"])
     ids["broken"] += [name for name in new_failures if name not in unsteady and not name.startswith(counted)]
     if not has_ids and report.total < baseline.report.total:
@@ -231,9 +231,9 @@ def _function(name: str) -> str:
 
 
 def _prefix_inside(name: str) -> str:
-    """Return how the tests of a file, module or class are named that has a name of its own if it could not be loaded.
+    """Return the prefix of the tests in a file, module or class that is reported by its own name if it does not load.
 
-    pytest calls it by its path; unittest says what has failed, the import of a module or the set-up of its tests.
+    pytest reports the path; unittest reports what failed, the import of a module or the set-up of its tests.
     """
     found = _NOT_LOADED.fullmatch(name)
     return f"{name}::" if found is None else f"{found['module'] or found['fixture']}."

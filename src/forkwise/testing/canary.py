@@ -1,8 +1,8 @@
 """Canaries: tests of known outcome in the files of a test run, for runners whose process forkwise does not enter.
 
-One that must pass and some that must fail are added to the program that runs the project's own tests: to the package of
-Go, the crate of Rust, or the file of jest and vitest. Their names are random, so that a forged report cannot have them.
-A run in which they do not come out as they must is not believed.
+One test that must pass and some that must fail are added to the program that runs the project's own tests: to the Go
+package, the Rust crate, or the file of jest and vitest. Their names are random, so that a forged report cannot contain
+them. A run in which they do not have the expected outcomes is not believed.
 """
 
 from __future__ import annotations
@@ -157,14 +157,14 @@ _PLACES: dict[str, Callable[[str, str, str, TestedFiles], tuple[str, str] | None
 
 
 def can_have_canaries(framework: str | None) -> bool:
-    """Return whether canaries for a framework are files."""
+    """Return whether a framework's canaries are written as files."""
     return framework in _PLACES
 
 
 def set_canaries_apart(report: TestReport, token: str, root: str) -> tuple[TestReport, RunEvidence]:
     """Return the report without the canaries, and what they say about it.
 
-    Ids get shorter by the workspace's path ``root``.
+    The workspace's path ``root`` is removed from ids.
 
     >>> outcomes = {"a TestT0_passes": "passed", "a TestT0_fails": "failed", "a TestSum": "passed"}
     >>> report = TestReport(passed=2, failed=1, outcomes=outcomes, source="go test -json", exit_code=1)

@@ -8,7 +8,7 @@ A record is one line of JSON with the run's ``token``, the number of the ``proce
 - ``canary``: the ``outcome`` of a test of known outcome, and the ``expected`` one.
 - ``plugin``: a plugin's ``name`` and ``origin``; ``patched``: the ``name`` of what the tests' process replaced.
 - ``body``: a checksum of the code that ran as the test ``id``; ``other`` if that is not from the test's own file.
-- ``flipped``: the ``id`` of a test that raised, and that a hook called passed.
+- ``flipped``: the ``id`` of a test that raised, but that a hook reported as passed.
 
 The tests' process is not trusted: it can write anything, but it cannot take back what was written.
 """
@@ -174,7 +174,7 @@ class _Collector:
         self._has_canary = self._reruns = False
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add one record; a malformed one is ignored, and so is missing from the evidence."""
+        """Add one record; a malformed one is ignored, and is then missing from the evidence."""
         match record:
             case {"kind": "start", "process": int(process)}:
                 self.running.add(process)

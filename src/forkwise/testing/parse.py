@@ -104,7 +104,7 @@ def read_report(
 
 
 def _tally_evidence(evidence: RunEvidence, reported: Tally, hint: str | None) -> Tally:
-    """Count what the runner's own process said; a report with as many failures has their output as well."""
+    """Count what the runner's own process reported; take the output of failures from a report with as many failures."""
     tally = evidence.tally("unittest" if hint == "unittest" else "pytest")
     if len(reported.failures) == len(tally.failures):
         tally.failures = reported.failures

@@ -58,7 +58,7 @@ class TestFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A report compared with that of the base, by test id. The lists have the first ones, the counts are of all.
+    """A report compared with that of the base, by test id. The lists hold only the first ids; the counts include all.
 
     ``set_apart`` are tests whose outcome on the base varied; they count for nothing. ``added`` tests are the attempt's
     own: they can only count against it. So does ``changed_graders``, 1 if the attempt changed what grades.
@@ -106,7 +106,7 @@ class TestReport:
     says why the report cannot be trusted; a report in doubt is never a pass. ``flaky`` names tests that failed in some
     of several ``runs``, but not in all. ``outcomes`` has the outcome of each test by its id, where the runner reports
     them; they are not part of the JSON. ``comparison`` is that with the base's report. ``touched`` are the paths that
-    the attempt changed although they grade. ``is_tampered`` says that the doubt is about a change of the results.
+    the attempt changed although they grade. ``is_tampered`` says that the doubt is about manipulated results.
 
     >>> report = TestReport(passed=11, failed=1, source="junit", exit_code=1)
     >>> report.summary, report.is_pass, report.total

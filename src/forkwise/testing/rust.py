@@ -9,7 +9,7 @@ from dataclasses import dataclass
 __all__ = ["put_back_tests"]
 
 _MAX_CHARACTERS = 1 << 19
-# What begins something that may contain braces: comments, raw strings, strings and characters.
+# The beginning of anything that may hide braces: comments, raw strings, strings and characters.
 _HIDING = re.compile(r"//|/\*|\bb?r(#{0,20})\"|b?\"|b?'(?:\\[^\n]{1,12}?|[^'\\\n])'")
 _STRING_END = re.compile(r"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
 _ATTRIBUTE = r"#\[(?:[^\[\]]|\[[^\[\]]{0,500}\]){0,500}\]\s{0,100}"
@@ -32,7 +32,7 @@ class _Item:
 def put_back_tests(theirs: str, base: str) -> str:
     """Return ``theirs`` with the tests of ``base``; those that it added are removed.
 
-    Raises ValueError if a test of the base has no place in it.
+    Raises ValueError if there is no place for a test of the base.
 
     >>> base = "fn a() {}\\n#[cfg(test)]\\nmod tests { one }\\n"
     >>> put_back_tests("fn b() {}\\n#[cfg(windows)]\\nmod tests { two }\\nfn c() {}\\n", base)
@@ -60,7 +60,7 @@ def _find_items(text: str) -> Iterator[_Item]:
 
 
 def _hide(text: str) -> str:
-    """Replace whatever could contain a brace by as many spaces, so that positions stay the same."""
+    """Replace whatever could contain a brace with as many spaces, so that positions stay the same."""
     if len(text) > _MAX_CHARACTERS:
         raise ValueError("it is too long")
     pieces: list[str] = []

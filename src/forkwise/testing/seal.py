@@ -1,4 +1,4 @@
-"""Seal: which of the paths that an attempt changed decide over its tests, and must be those of the base.
+"""Seal: which changed paths decide the outcome of an attempt's tests, and so must be taken from the base.
 
 Only paths are looked at, so the cost depends on what an attempt changed. Files that do more than grade, such as
 ``pyproject.toml``, are not replaced as a whole: ``tables`` puts the base's grading tables into them.
@@ -28,7 +28,7 @@ _RUNNER_PACKAGES = ("pytest", "_pytest", "pluggy", "py", "iniconfig", "xdist", "
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What grades for one kind of runner: directories by name, files by a pattern of the name, or of the path."""
+    """What grades for one kind of runner: directories by name, files by a pattern for the name or the path."""
 
     directories: tuple[str, ...] = ()
     files: tuple[str, ...] = ()

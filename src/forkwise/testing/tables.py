@@ -1,7 +1,7 @@
 """Grading tables: the parts of a project file that configure its tests, as opposed to those that do not grade.
 
-``put_back`` returns an attempt's version of such a file with the grading tables of the base. Its content is that of an
-attempt, and not trusted: whatever cannot be merged for certain becomes the base's file.
+``put_back`` returns an attempt's version of such a file with the grading tables of the base. The attempt's content is
+not trusted: if it cannot be merged with certainty, the base's file is used.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _edits_within(old: Sequence[bytes], new: Sequence[bytes], head: int, tail: i
 
 
 def _ends(old: Sequence[bytes], new: Sequence[bytes]) -> tuple[int, int]:
-    """Count the equal lines at the beginning, and those of the rest at the end."""
+    """Count the equal lines at the beginning of both texts, and in what remains, those at the end."""
     shorter = min(len(old), len(new))
     head = _equal_prefix(shorter, lambda start, stop: old[start:stop] == new[start:stop])
     last_old, last_new = len(old), len(new)
@@ -237,10 +237,10 @@ def _longest_ascending(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _place_gaps(lines: list[int], bounds: list[int], other: list[int]) -> tuple[int, int]:
     """Move each gap between common lines, in place, to where git would have it.
 
-    A gap whose first line equals the common line after it can as well begin one line later, and the other way round.
-    So a gap moves up as far as possible and then down, and absorbs the gaps that it meets. If it passed positions on
-    its last way down where the other text has a gap too, it ends at the lowest of them: one edit that replaces reads
-    better than two. Return the lowest and the highest number that any gap had on its way.
+    A gap whose first line equals the common line after it could just as well begin one line later, and vice versa. So a
+    gap moves up as far as possible and then down, and absorbs the gaps that it meets. If it passed positions on its
+    last way down where the other text has a gap too, it ends at the lowest of them: one edit that replaces lines reads
+    better than a removal and an insertion. Return the lowest and the highest number that any gap had on its way.
     """
     gaps = [gap for gap, (start, stop) in enumerate(pairwise(bounds), start=1) if stop - start > 1]
     lowest, highest = min(gaps, default=len(bounds)), max(gaps, default=0)
@@ -505,7 +505,7 @@ def _prefix(mark: bytes, lines: list[bytes]) -> bytes:
 
 
 def _span(start: int, stop: int) -> str:
-    """Format a range of lines for a hunk header: counted from one, an empty range by the line before it."""
+    """Format a range of lines for a hunk header: lines count from one, and an empty range names the line before it."""
     if stop - start == 1:
         return str(stop)
     return f"{start + (stop > start)},{stop - start}"

@@ -1,4 +1,4 @@
-"""JSON with comments, edited as text: a member is added or removed, and all else stays as it is, byte for byte."""
+"""JSON with comments, edited as text: add or remove one member, and leave every other byte as it is."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Reader:
 
     def _error(self, wanted: str) -> ValueError:
         line = self.text.count("\n", 0, self.place) + 1
-        return ValueError(f"it is not JSON: line {line} should have {wanted}")
+        return ValueError(f"it is not JSON: expected {wanted} on line {line}")
 
     def _take(self, character: str) -> bool:
         if self.text.startswith(character, self.place):
@@ -70,7 +70,7 @@ class _Reader:
     def _read_value(self) -> _Value:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
-            raise ValueError(f"it is not read: it is nested more than {_MAX_DEPTH} deep")
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
         value = _Value(self.place)
         if self._take("{"):
             value.members = []
@@ -126,7 +126,7 @@ class _Reader:
 
 
 def _find_object(text: str, path: Sequence[str]) -> tuple[_Value, list[str]]:
-    """Return the innermost object on a path, and the keys that it lacks. Raises ValueError if a value is no object."""
+    """Return the innermost object on a path, and the keys that it lacks. Raises ValueError if one is not an object."""
     found = _Reader(text).read_document()
     if found.members is None:
         raise ValueError("it is not a JSON object")
@@ -193,7 +193,7 @@ def add_member(text: str, path: Sequence[str], value: Any) -> tuple[str, str]:
 
 
 def remove_member(text: str, path: Sequence[str]) -> str:
-    """Return the text without the member at a path; as it is if there is none. Raises ValueError if it is not JSON.
+    """Return the text without the member at a path, if there is one. Raises ValueError if the text is not JSON.
 
     >>> remove_member('{\\n  "a": 1,\\n  "b": 2\\n}', ["b"])
     '{\\n  "a": 1\\n}'

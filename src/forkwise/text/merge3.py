@@ -38,7 +38,7 @@ class ConflictHunk:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The merged content; a conflict is in it with both sides, between git's conflict markers."""
+    """The merged content, in which each conflict has both sides between git's conflict markers."""
 
     content: bytes
     conflicts: tuple[ConflictHunk, ...]
@@ -147,7 +147,7 @@ def _mark_conflict(hunk: ConflictHunk, labels: tuple[str, str, str], ending: byt
 
 
 def _end_lines(lines: Sequence[bytes], ending: bytes) -> Iterator[bytes]:
-    """Yield the lines, and add an ending to a last one without, so that a marker begins a line of its own."""
+    """Yield the lines; a last line without an ending gets one, so that the marker after it starts on a new line."""
     for line in lines:
         yield line if line.endswith(b"\n") else line + ending
 
@@ -155,7 +155,7 @@ def _end_lines(lines: Sequence[bytes], ending: bytes) -> Iterator[bytes]:
 def _ends_in_crlf(
     base: Sequence[bytes], ours: Sequence[bytes], theirs: Sequence[bytes], our_start: int, their_start: int
 ) -> bool:
-    """Return whether markers end in CRLF: the base's first line must, and no line just before the conflict in LF."""
+    """Return whether markers end in CRLF: as the base's first line, unless a line just before the conflict has LF."""
     before = (_is_crlf(ours, max(our_start - 1, 0)), _is_crlf(theirs, max(their_start - 1, 0)))
     return False not in before and _is_crlf(base, 0) is True
 
@@ -169,9 +169,9 @@ def _is_crlf(lines: Sequence[bytes], number: int) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """Lines ``start:stop`` of the base, counted from zero, as the ``versions`` changed them alike.
+    """Lines ``start:stop`` of the base, counted from zero, and one change to them that all of ``versions`` made.
 
-    The same change is an equal hunk, whichever other versions were aligned.
+    Two hunks with the same change are equal, whichever versions made it.
     """
 
     start: int

@@ -1,7 +1,7 @@
-"""Redaction: secrets replaced in what is recorded of attempts, as text, as data, and in a stream.
+"""Redaction: replace secrets in what is recorded about attempts, as text, as data, and in a stream.
 
-Known are the values of variables whose names look like those of secrets, and the shapes of common tokens. A secret that
-is encoded, or split by other output, is not recognized.
+Two kinds are recognized: values of variables whose names look like those of secrets, and tokens of common shapes. A
+secret that is encoded, or split by other output, is not recognized.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _find_in_variable(name: str, value: str) -> frozenset[str]:
 
 
 class Redactor:
-    """Replaces known secrets by a mark.
+    """Replaces known secrets with a mark.
 
     >>> Redactor(["correct horse"]).redact("the password is correct horse, the key AKIAIOSFODNN7EXAMPLE")
     'the password is [redacted], the key [redacted]'
@@ -132,7 +132,7 @@ class Redactor:
         return data
 
     def find_open_end(self, content: bytes) -> int:
-        """Return where the end of ``content`` begins that may be the beginning of a secret, or else its length."""
+        """Return the position from which ``content`` may be the beginning of a secret; its length if there is none."""
         start = len(content)
         for _, secret in self._secrets:
             for length in range(min(len(secret) - 1, len(content)), 0, -1):
@@ -148,7 +148,7 @@ class Redactor:
 
 
 def _find_token(content: bytes, run: int, beginning: bytes) -> int:
-    """Return where a token of one shape begins in the last ``run`` of characters of tokens, or the end of it."""
+    """Return where a token of one shape begins, whole or in part, at or after position ``run``; the end if nowhere."""
     end = len(content)
     found = content.find(beginning, run)
     while found >= 0:
@@ -175,7 +175,7 @@ class StreamRedactor:
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
-        """Return what is certain after the next piece."""
+        """Take the next piece; return the output that can no longer become part of a secret."""
         # First the values: the end of one may be the beginning of another.
         content = self._redactor.redact_values(self._held + piece)
         start = self._redactor.find_open_end(content)
@@ -192,7 +192,7 @@ _given: set[str] = set()
 
 
 def add_secrets(environment: Mapping[str, str]) -> None:
-    """Add the secrets among variables that attempts of this process are given besides its own environment."""
+    """Add the secrets among variables that this process passes to attempts in addition to its own environment."""
     _given.update(find_secrets(environment))
 
 

@@ -178,7 +178,7 @@ class DecisionScreen(Screen[None]):
 
     async def choose(self, names: Sequence[str]) -> None:
         """Resolve the fork hunk by hunk, from some attempts or from all that have ended."""
-        from forkwise.tui.diff_view import NwayScreen  # late: it would delay the first frame
+        from forkwise.tui.diff_view import NwayScreen  # imported late, because it would delay the first frame
 
         lineups = await self._run_shown("aligning files", run_in_thread(self.model.line_up, names))
         if not lineups:
@@ -215,7 +215,7 @@ class DecisionScreen(Screen[None]):
             self.notify(f"Undid {commit} as {done.id}: {totals(done)}.", markup=False)
 
     async def _commit(self, commit: Callable[..., Commit]) -> bool:
-        """Commit; ask the user how to go on if the workspace was changed meanwhile, or if what it runs changes.
+        """Commit; ask the user what to do if the workspace was changed meanwhile, or if files that it runs change.
 
         Returns False if the fork is undecided.
         """

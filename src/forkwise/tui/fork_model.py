@@ -1,7 +1,7 @@
 """ForkModel: a fork of the ledger for the panels, which read and resolve it through this class.
 
 Every method blocks on the disk or on the process that runs the fork, so panels call it in a thread. Tests and
-screenshots show a subclass. Modules that resolve forks are imported in the methods, because they would delay the first
+screenshots use a subclass. Modules that resolve forks are imported in the methods, because they would delay the first
 frame.
 """
 
@@ -163,7 +163,7 @@ class ForkModel:
     def steps(self, attempt: str, after: int) -> tuple[int, str] | None:
         """Return what the agent of an attempt did after event ``after``, as lines, and the number of the last event.
 
-        None if the attempt's output says more: if it is not a stream for programs, or one that could not be read. The
+        None if the attempt's output is more useful: it is not a stream of events, or could not be parsed as one. The
         closing message follows the last step, unless it is that step.
         """
         from forkwise.agents.agent_event import format_step
@@ -183,7 +183,7 @@ class ForkModel:
         return max((event.seq for event in events), default=after), "".join(f"{line}\n" for line in lines)
 
     def diff(self, attempt: str) -> str:
-        """Return the diff of an attempt; that of the winner also after its commit, when its branch was dropped."""
+        """Return the diff of an attempt. The winner's is available even after its commit, when its branch is gone."""
         try:
             return branch_of(self._ledger, self.workspace, attempt).diff()
         except BranchError:
@@ -213,7 +213,7 @@ class ForkModel:
         return DiffToolCommands(tuple(map(tuple, commands)))
 
     def line_up(self, attempts: Sequence[str]) -> list[AlignedPath]:
-        """Align the changes of attempts file by file; of all attempts that have ended if none is named."""
+        """Align the changes of attempts file by file; without names, those of all attempts that have ended."""
         from forkwise.fork.combine import line_up_attempts
 
         return line_up_attempts(self.workspace, self._require_fork(), attempts or None)

@@ -1,6 +1,6 @@
 """Tool calls and their results as text for people: a title on one line, and the code of the call as a block.
 
-Both the transcript and the approval screens show calls, so the formatting is apart from either.
+It is a module of its own because both the transcript and the approval screens show calls.
 """
 
 from __future__ import annotations

@@ -201,10 +201,10 @@ class Transcript(VerticalScroll):
         return self._is_stale or self._is_drawing
 
     def flush(self) -> None:
-        """Draw the entries that were added since, unless a drawing is under way or the last one was just now.
+        """Draw the entries added since the last drawing, unless one is under way or has only just ended.
 
-        After a drawing there is a pause of several times its duration, so that keys are answered however much there is
-        to lay out.
+        After a drawing there is a pause of several times its duration, so that keys are handled however long the layout
+        takes.
         """
         if self._is_stale and not self._is_drawing and self.is_attached and monotonic() >= self._next_drawing:
             self._is_drawing = True

@@ -1,6 +1,6 @@
 """Widgets of a transcript: Markdown for the agent's messages, plain text and code blocks for all else.
 
-They are apart from the transcript because Textual's Markdown takes long to import: the transcript imports them with the
+They are in a module of their own because Textual's Markdown takes long to import: the transcript imports them with the
 first entry, after the first frame.
 """
 
@@ -42,7 +42,7 @@ class MarkdownEntry(Markdown):
     """
 
     def __init__(self, entry: TranscriptEntry) -> None:
-        # Textual leaves HTML out, and a link opens a browser at a click: show both as they are written.
+        # Textual omits HTML, and a click on a link opens a browser: show both as plain text.
         super().__init__(parser_factory=_build_parser, open_links=False)
         self.entry = entry
         self._length = 0
@@ -56,7 +56,7 @@ class MarkdownEntry(Markdown):
         piece = self.entry.text[self._length :]
         if piece:
             self._length += len(piece)
-            with suppress(MountError):  # it was removed, or the screen closed, meanwhile
+            with suppress(MountError):  # the widget was removed or the screen closed during the drawing
                 await self.append(_clean(piece))
 
 

@@ -222,7 +222,7 @@ def _summarize(node: Node) -> str:
 
 _METHODS: dict[str, Recombination] = {"c": "concatenate", "m": "llm_merge", "v": "llm_vote", "j": "llm_judge"}
 _NO_MODEL = "No model can answer: start forkwise walk with --model."
-_MOST_MESSAGES = 60  # at least as many are shown next to the tree, and less than twice as many
+_MOST_MESSAGES = 60  # messages shown next to the tree: at least this many, and fewer than twice as many
 _METHOD_NAMES = {"c": "concatenated", "m": "merged", "v": "by vote", "j": "by a judge"}
 
 

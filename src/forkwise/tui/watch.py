@@ -237,7 +237,7 @@ class WatchScreen(DecisionScreen):
     async def _poll(self) -> None:
         with await run_in_thread(self.model.watch_changes) as watch:
             while True:
-                # A new fork must not replace one that the user is about to decide, or whose changes they read.
+                # A new fork must not replace one that the user is deciding, or whose changes they are reading.
                 self.model.is_held = bool(self.table.marked or self.activity or self.app.screen is not self)
                 snapshot = await run_in_thread(self.model.read)
                 if not self.table.is_attached:  # the screen is being removed

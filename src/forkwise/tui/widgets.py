@@ -101,7 +101,7 @@ _LONGEST = 2000  # characters shown of a line
 
 
 class OutputLog(Log):
-    """A log of raw terminal output. It follows its end until the user scrolls up, and again at the end."""
+    """A log of raw terminal output. It follows its end until the user scrolls up, and again when they scroll back."""
 
     DEFAULT_CSS = "OutputLog { overflow-x: auto; }"
 
@@ -130,7 +130,7 @@ class OutputLog(Log):
 
 
 class _DetachableFile:
-    """A file that ignores errors of writing."""
+    """A file that ignores write errors."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -145,7 +145,7 @@ class _DetachableFile:
 
 
 class DetachableDriver(LinuxDriver):
-    """A driver that ignores a closed terminal: the app ends in order by SIGHUP instead of an error in the middle."""
+    """A driver that ignores a closed terminal, so that SIGHUP ends the app in order, not a write error."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -1,8 +1,8 @@
 """Admission: which requests the page answers, and with which rights.
 
-A link with a token opens the page; the browser gets a cookie for it, which other sites cannot send. The server answers
-only to its own name, so that no other name can lead there, and a change needs a second token from a page of its
-own. A read-only link opens one fork, and changes nothing.
+A link with a token opens the page; the browser then gets a cookie, which other sites cannot make it send. The server
+answers only to its own host name, which prevents DNS rebinding, and a change needs a second token from one of the
+server's own pages. A read-only link opens one fork, and cannot change anything.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """The person behind a request. ``fork`` is the only one that a read-only link shows; ``form`` the second token."""
+    """The person behind a request. ``fork`` is the one that a read-only link shows; ``form`` is the second token."""
 
     can_write: bool
     fork: str | None
@@ -66,12 +66,12 @@ class Keys:
 
     @property
     def host_name(self) -> str:
-        """The name on the loopback interface: cookies of one name are not sent to servers of another."""
+        """The host name on the loopback interface: browsers send a cookie of one name to no other."""
         return f"forkwise-{self.derive('name')[:10]}.localhost"
 
     @property
     def link_token(self) -> str:
-        """The token of the link that gives all rights."""
+        """The token of the link that grants all rights."""
         return self.derive("link")
 
     def reader_token(self, fork: str) -> str:
@@ -79,7 +79,7 @@ class Keys:
         return f"{fork}~{self.derive(f'read {fork}')}"
 
     def exchange(self, token: str) -> str | None:
-        """Return the cookie for a link's token; None if the token is wrong."""
+        """Return the cookie for a link's token; None if the token is invalid."""
         if _is_equal(token, self.link_token):
             return self.derive("cookie")
         fork = token.partition("~")[0]
@@ -88,7 +88,7 @@ class Keys:
         return None
 
     def identify(self, cookie: str) -> Visitor | None:
-        """Return the visitor whom a cookie belongs to; None if it is wrong."""
+        """Return the visitor that a cookie belongs to; None if the cookie is invalid."""
         form = self.derive(f"form {cookie}")
         if _is_equal(cookie, self.derive("cookie")):
             return Visitor(True, None, form)
@@ -139,7 +139,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 class Admission:
-    """Answer a request, or refuse it: ASGI middleware around the pages.
+    """ASGI middleware around the pages: it answers a request, or refuses it.
 
     ``hosts`` are the values of the header ``Host`` that name this server.
     """
@@ -178,7 +178,9 @@ class Admission:
         request = Request(scope)
         headers = request.headers
         if headers.getlist("host") != [headers.get("host", "")] or headers.get("host", "").lower() not in self._hosts:
-            return _refuse(421, "This server is not known by that name: open the address that forkwise serve printed.")
+            return _refuse(
+                421, "This server does not answer to that name: open the address that forkwise serve printed."
+            )
         if request.method not in ("GET", "HEAD", "POST"):
             return _refuse(405, "This server answers GET and POST.")
         if request.method != "POST" and _TOKEN in request.query_params and request.url.path == "/":
@@ -194,16 +196,16 @@ class Admission:
             return _refuse(403, "This link shows one fork only.")
         if request.method == "POST":
             if not visitor.can_write:
-                return _refuse(403, "This link only shows the fork: it cannot change anything.")
+                return _refuse(403, "This is a read-only link: it cannot change anything.")
             if not self._is_own_form(headers, visitor):
                 return _refuse(403, "This request does not come from a page of this server: reload it and try again.")
         scope["forkwise.visitor"] = visitor
         return None
 
     def _open(self, token: str) -> Response:
-        """Answer the link with a token: with a cookie, and a page that leads to the first one.
+        """Answer a link with a token: set the cookie, and return a page that leads to the first one.
 
-        A redirect would not do: a browser that follows a link from another site sends no cookie after it.
+        A redirect would not work: a browser that follows a link from another site sends no SameSite cookie after it.
         """
         cookie = self._keys.exchange(token)
         if cookie is None:

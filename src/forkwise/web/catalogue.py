@@ -105,9 +105,9 @@ class Catalogue:
         return found
 
     def open_fork(self, key: str, fork: str, *, is_blind: bool = False) -> ForkView:
-        """Read a fork. Raises HTTPException if there is none of exactly this id."""
+        """Read a fork. Raises HTTPException if there is none with exactly this id."""
         served = self.find(key)
-        seen = served.ledger.last_event()  # before the fork is read: the page asks again for later ones
+        seen = served.ledger.last_event()  # read before the fork: the page fetches later events itself
         try:
             report = read_report(served.ledger, fork)
         except ForkNotFoundError as error:
@@ -126,8 +126,8 @@ class Catalogue:
 class ForkView:
     """A fork as a page shows it.
 
-    If it ``is_blind``, its attempts are letters in an order of its own, and nothing says who made them, until the fork
-    is decided. ``seen`` is the last event of the ledger that it takes into account.
+    If it ``is_blind``, its attempts are letters in a shuffled order, and their authors are hidden until the fork is
+    decided. ``seen`` is the last event of the ledger that is included.
     """
 
     served: ServedWorkspace
@@ -189,7 +189,7 @@ class ForkView:
         raise HTTPException(404, f"There is no attempt {name} in this fork.")
 
     def read_files(self, attempt: AttemptReport) -> Sequence[FileDiff]:
-        """Return what an attempt changed; nothing if that was not kept."""
+        """Return what an attempt changed; an empty value if its changes were not kept."""
         try:
             return self.served.read_files(attempt)
         except (BranchingError, OSError):

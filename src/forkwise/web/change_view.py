@@ -134,7 +134,7 @@ def render_changes(
 
 def _explain_nothing(attempt: AttemptReport, options: DiffOptions) -> str:
     if options.against:
-        return "Both changed the same, in the same way."
+        return "Both made the same changes."
     if attempt.record.no_change:
         return "It changed no file."
     return "What it changed was not kept." if attempt.record.is_over else "It has changed no file yet."
@@ -210,7 +210,7 @@ def _render_file(
 
 
 def render_window(address: str, file: FileDiff, options: DiffOptions, start: int) -> Child:
-    """Render a window of a file's rows, and what asks for the next one when it comes into sight."""
+    """Render a window of a file's rows, and the element that requests the next one when it scrolls into view."""
     count = _ROWS if start else _FIRST_ROWS
     table, left = render_diff(
         file, start=start, count=count, is_split=options.is_split, ignores_space=options.ignores_space
@@ -253,7 +253,7 @@ def _render_images(address: str, file: FileDiff, options: DiffOptions) -> Child:
 
 
 def find_image(view: ForkView, attempt: AttemptReport, path: str, side: str) -> tuple[bytes, str]:
-    """Return the content and the media type of a picture. Raises HTTPException if there is none that is shown."""
+    """Return the content and the media type of a picture. Raises HTTPException if it cannot be shown."""
     served = view.served
     try:
         files = load_side(served.ledger, served.workspace, attempt.record.id).files
@@ -267,5 +267,5 @@ def find_image(view: ForkView, attempt: AttemptReport, path: str, side: str) -> 
     if kind is None and version.content[:4] == b"RIFF" and version.content[8:12] == b"WEBP":
         kind = "image/webp"
     if kind is None or len(version.content) > _MAX_IMAGE:
-        raise HTTPException(415, "This is not a picture that is shown.")
+        raise HTTPException(415, "This file is not a picture that the page can show.")
     return version.content, kind

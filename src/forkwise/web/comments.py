@@ -34,7 +34,7 @@ _MOST_FOLLOW_UPS = 50
 
 
 def add_comment(view: ForkView, form: Form) -> None:
-    """Record a comment of a form. Raises HTTPException if it says nothing, or is about nothing."""
+    """Record a comment sent by a form. Raises HTTPException if it is empty, or if its subject does not exist."""
     text = form.get("text").replace("\r\n", "\n").strip()
     if not text:
         raise HTTPException(400, "Write something first.")
@@ -133,7 +133,7 @@ def _render_comment(view: ForkView, comment: Mapping[str, Any]) -> Markup:
 
 
 def _describe_move(view: ForkView, comment: Mapping[str, Any]) -> str:
-    """Return where the line of a comment is now, if it is not where it was."""
+    """Say where the line of a comment is now; empty if it has not moved."""
     line, quote = comment.get("line"), comment.get("quote")
     if not isinstance(line, int) or not isinstance(quote, str):
         return ""
@@ -154,7 +154,7 @@ def _describe_move(view: ForkView, comment: Mapping[str, Any]) -> str:
 
 
 def _render_sending(view: ForkView, visitor: Visitor, attempt: AttemptReport) -> Child:
-    """Render what a follow-up with the comments on an attempt would be given, and the button that starts one."""
+    """Render the feedback that a follow-up to an attempt would get, and the button that starts it."""
     unsent = find_unsent(view.served.ledger, attempt.record)
     if not unsent:
         return None

@@ -1,6 +1,6 @@
 """Conversation view: the tree of a stored conversation, the messages that lead to one of its nodes, and two compared.
 
-Messages are read as the JSON that the ledger has, so that the server needs no library of models.
+Messages are read as the ledger's JSON, so that the server does not need pydantic-ai.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MARK = "Mark two messages to compare them."
 
 @dataclass
 class _Node:
-    """A message: who said it, its texts, its tool calls and the results that it brings."""
+    """A message: its role, its texts, its tool calls, and the results of calls that it contains."""
 
     id: int
     parent: int
@@ -87,7 +87,7 @@ class ConversationTree:
 
 
 def find_conversation(view: ForkView) -> str | None:
-    """Return the id of the conversation of a live fork; None if the fork has none that is stored."""
+    """Return the id of the stored conversation of a live fork; None if there is none."""
     name = view.report.fork.spec.get("conversation")
     if not isinstance(name, str) or not name:
         return None
@@ -143,7 +143,7 @@ def _add_result(results: dict[str, str], part: Any) -> None:
 
 
 def _as_text(content: Any) -> str:
-    """Return a content as text; of files and pictures, only what they are."""
+    """Return a message's content as text; for files and pictures, only their kind."""
     if isinstance(content, list):
         text = "\n".join(_as_text(one) for one in content)
     elif isinstance(content, dict) and "kind" in content and ("url" in content or "data" in content):
@@ -229,8 +229,8 @@ def _count_leaves(tree: ConversationTree) -> int:
 
 
 def _render_tree(tree: ConversationTree, address: str, current: _Node | None) -> Markup:
-    """Render the tree: messages that follow each other are on one level, and only branches are indented."""
-    rows: dict[int, list[Child]] = {0: []}  # by the node that a level begins at
+    """Render the tree: consecutive messages are on one level, and only branches are indented."""
+    rows: dict[int, list[Child]] = {0: []}  # by the first node of the level
     pending = [(reply, 0, 0) for reply in reversed(tree.nodes[0].replies)]
     order: list[tuple[int, int]] = []
     count = 0
@@ -333,7 +333,7 @@ def _render_call(name: str, arguments: str, result: str | None) -> Markup:
 
 
 def _render_comparison(tree: ConversationTree, first: _Node, second: _Node) -> Child:
-    """Render what two nodes do not have in common, side by side."""
+    """Render the messages in which two nodes differ, side by side."""
     paths = [tree.path_to(node) for node in (first, second)]
     common = 0
     while common < min(map(len, paths)) and paths[0][common] is paths[1][common]:
@@ -344,13 +344,13 @@ def _render_comparison(tree: ConversationTree, first: _Node, second: _Node) -> C
     both = FileDiff("conversation.txt", versions[0], versions[1])
     table, left = render_diff(both, count=_COMPARED_ROWS, is_split=True)
     fork = paths[0][common - 1].id if common else 0
-    where = f"They share {common} messages, up to message {fork}." if common else "They share no message."
+    where = f"They share {common} messages, up to message {fork}." if common else "They have no message in common."
     return [
         build_element("h2", f"Messages {first.id} and {second.id}"),
         build_element("p", where, class_="soft"),
         build_element("div", table, class_="file scroll", tabindex=0, role="region", aria_label="Comparison")
         if table
-        else build_element("p", "After that they say the same.", class_="empty"),
+        else build_element("p", "After that they are identical.", class_="empty"),
         build_element("p", f"{left} more rows are not shown.", class_="soft small") if left else None,
     ]
 

@@ -1,7 +1,7 @@
 """Feed: tells open pages that something changed, as server-sent events.
 
-One thread a workspace waits for the ledger's events while a page is open; without an open page nothing runs. A message
-only names what changed, and the page asks for those parts again, so that a slow page is never behind.
+One thread per workspace waits for the ledger's events while a page is open; without an open page nothing runs. A
+message only names what changed, and the page fetches those parts again, so that a slow page cannot fall behind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["EventFeed"]
 
 _PACE_S = 0.15
-_PROGRESS_S = 1.0  # between two looks at what is not an event: output, and processes that died
+_PROGRESS_S = 1.0  # between two checks of what the ledger does not announce: output, and processes that died
 _MOST_EVENTS = 1000
 _PING_S = 15.0
 _SETTLE_S = 0.05  # to send several changes at once
@@ -59,7 +59,7 @@ class EventFeed:
             watcher.close()
 
     async def follow(self, key: str | None = None, fork: str | None = None, after: int = -1) -> AsyncIterator[str]:
-        """Yield the messages for one page, of one fork or of all workspaces, that shows events up to ``after``."""
+        """Yield the messages for a page, of one fork or of all workspaces, that shows events up to ``after``."""
         listener = _Listener(asyncio.get_running_loop(), fork, after)
         watchers = [one for name, one in self._watchers.items() if key in (None, name)]
         for watcher in watchers:
@@ -125,13 +125,13 @@ class _Watcher:
                 self._follow(watch)
 
     def _follow(self, watch: ChangeWatch) -> None:
-        """Tell listeners what changes, as long as there are any."""
+        """Report changes to the listeners, as long as there are any."""
         ledger = self._served.ledger
         seen: int | None = None
         progress: dict[str, object] = {}
         looked = 0.0
         while self._wanted.is_set() and not self._is_closed:
-            with suppress(LedgerError):  # the ledger is unreadable for now: the next look retries
+            with suppress(LedgerError):  # the ledger cannot be read right now: the next check retries
                 if seen is None:
                     seen = ledger.last_event()
                 events = ledger.events(after=seen, limit=_MOST_EVENTS)
@@ -148,7 +148,7 @@ class _Watcher:
             watch.wait(_PACE_S, _PROGRESS_S / 2)
 
     def _welcome(self, seen: int) -> None:
-        """Tell new listeners to look once more, if something changed after their page was made."""
+        """Tell new listeners to fetch again if something changed after their page was rendered."""
         with self._lock:
             listeners, self._new = self._new, set()
         for listener in listeners:
@@ -156,7 +156,7 @@ class _Watcher:
                 _wake(listener, "fork")
 
     def _look(self) -> dict[str, object]:
-        """Return what is not an event: the progress of attempts, and whether a fork's process lives."""
+        """Return what the ledger has no events for: the progress of attempts, and whether a fork's process is alive."""
         found: dict[str, object] = {}
         for fork in self._served.ledger.forks(state="running"):
             found[fork.id] = self._measure(fork)
@@ -182,8 +182,7 @@ class _Watcher:
     def _is_around(self, outer: str, forks: set[str]) -> bool:
         """Return whether one of these forks was made inside an attempt of ``outer``, or follows up on one.
 
-        True as well if the ledger cannot be read for now: a page that looks once too often is better than one that
-        stays behind.
+        Also True if the ledger cannot be read right now: an unnecessary fetch is better than an outdated page.
         """
         try:
             for name in forks:
@@ -199,7 +198,7 @@ class _Watcher:
 
 
 def _find_origin(fork: ForkRecord) -> str | None:
-    """Return the attempt that a fork is inside of, or on top of."""
+    """Return the attempt that a fork was made in, or that it follows up on."""
     base = fork.spec.get("base")
     return fork.parent or (base if isinstance(base, str) else None)
 

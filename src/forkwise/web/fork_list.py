@@ -25,7 +25,7 @@ __all__ = ["FORK_WORDS", "render_list", "render_list_page"]
 _LISTED = 100
 _SEARCHED = 1000
 _TONES = {"running": "warn", "open": "warn", "resolved": "good", "interrupted": "bad"}
-#: What people read instead of the name of a state.
+#: The text that the page shows for a state.
 FORK_WORDS = {"open": "waits for a pick", "resolved": "decided"}
 _STATES = ("running", "open", "interrupted", "resolved", "aborted")
 
@@ -95,7 +95,7 @@ def render_list(catalogue: Catalogue, query: Mapping[str, str]) -> Markup:
     elif wanted:
         parts.append(build_element("p", "No fork matches.", class_="empty"))
     else:
-        text = "There is no fork yet. Start one, for example: forkwise best-of 3 -- COMMAND. It appears here at once."
+        text = "There is no fork yet. Start one, for example: forkwise best-of 3 -- COMMAND. It will appear here."
         parts.append(build_element("p", text, class_="empty"))
     return build_panel("forks", address, parts, trigger="sse:fork, sse:progress")
 

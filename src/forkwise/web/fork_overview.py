@@ -1,4 +1,4 @@
-"""Fork overview: the page of a fork with one column an attempt, their tests, files and output, and pictures of them."""
+"""Fork overview: the page of a fork with one column per attempt, their tests, files and output, and charts."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ __all__ = [
 _FILES_IN_COLUMN = 8
 _MAX_STEPS = 200
 PART_SIZE = 32 << 10  # bytes of output that are asked for at once
-_LONGEST_LINE = 2 << 10  # bytes of the next part in which the last line of a part may end
+_LONGEST_LINE = 2 << 10  # bytes of the next part to search for the end of a part's last line
 _LIVE = "sse:fork"
 _PROGRESS = "sse:fork, sse:progress"
 
 
 def build_trail(view: ForkView, *last: str) -> Child:
-    """Build what leads to a page of a fork."""
+    """Build the links that lead to a page of a fork."""
     names = [view.served.name, view.report.fork.id, *last]
     addresses = ["/", view.path, *[None for _ in last]]
     return [
@@ -103,7 +103,7 @@ def render_attempt_panel(view: ForkView, name: str) -> Markup:
 
 
 def _render_state_notes(view: ForkView) -> Iterator[Markup]:
-    """Explain the states in which a person has to know what to do."""
+    """Explain the states in which the user has to act."""
     fork = view.report.fork
     resolution = fork.resolution or {}
     if view.is_hidden:
@@ -115,16 +115,16 @@ def _render_state_notes(view: ForkView) -> Iterator[Markup]:
         chosen = [f"{one.record.id}: {truncate_line(one.label, 80)}" for one in view.attempts]
         yield render_note("You compared these attempts blind", chosen)
     if fork.state == "interrupted":
-        text = "The process that ran this fork is gone. Resume runs what is missing; what has ended is not run again."
+        text = "The process that ran this fork is gone. Resume runs the attempts that have not ended, and no others."
         yield render_note("Interrupted", [text])
     if fork.stored == "resolved" and fork.commit is None and fork.parent is None and fork.winner is not None:
         text = (
-            "The decision is made, but nothing was committed: the workspace was changed meanwhile, or the commit is "
-            "under way. Pick the winner again, and choose what happens to the conflicts; or abort the fork."
+            "The fork was decided, but nothing was committed: the workspace was changed meanwhile, or the commit is "
+            "still in progress. Pick the winner again and choose how to resolve the conflicts, or abort the fork."
         )
         yield render_note("Decided, not committed", [text])
     if fork.undone is not None:
-        text = f"Commit {fork.commit} was undone by {fork.undone}. Undo that to have the changes again."
+        text = f"Commit {fork.commit} was undone by {fork.undone}. Undo that to restore the changes."
         yield render_note("Undone", [text])
     if resolution.get("how") == "override":
         yield render_note("Overridden", [f"This replaces commit {resolution.get('replaces')}."])
@@ -138,7 +138,7 @@ def _render_state_notes(view: ForkView) -> Iterator[Markup]:
 
 
 def render_attempts(view: ForkView) -> Markup:
-    """Render one column an attempt."""
+    """Render one column per attempt."""
     cards = [_render_card(view, attempt) for attempt in view.attempts]
     return build_element("ol", cards, class_="attempts", aria_label="Attempts")
 
@@ -285,7 +285,7 @@ def _read_part(view: ForkView, log: str, start: int, size: int) -> tuple[int, by
 
 
 def render_output_part(view: ForkView, attempt: AttemptReport, server: str, start: int) -> tuple[int, Markup]:
-    """Render a part of an output, in whole lines; return also how many bytes there are by now."""
+    """Render a part of an output, in whole lines; also return the number of bytes that there are now."""
     log = f"{attempt.record.id}@{server}" if server else attempt.record.id
     size, data = _read_part(view, log, max(start - 1, 0), PART_SIZE + _LONGEST_LINE + 1)
     before, data = (data[:1], data[1:]) if start else (b"\n", data)

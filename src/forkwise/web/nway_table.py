@@ -31,7 +31,7 @@ _SEPARATOR = "|"  # between a quoted path, a place and an attempt
 
 
 def read_paths(view: ForkView) -> dict[str, dict[str, FileDiff]]:
-    """Return who changed which path: the changes by path and attempt, generated files last."""
+    """Return the changes by path and attempt, generated files last."""
     found: dict[str, dict[str, FileDiff]] = {}
     for attempt in view.attempts:
         if attempt.row.depth == 0 and attempt.record.is_over:
@@ -73,8 +73,9 @@ def render_comparison(view: ForkView, visitor: Visitor, *, decision: Child) -> s
         build_element("h1", "All attempts, file by file"),
         build_element(
             "p",
-            "Each file in the base and in the attempts that changed it. What several attempts did alike is marked. ",
-            "Choose one change of each place; the rest stays as it is." if can_choose else "",
+            "Each file in the base and in the attempts that changed it. Identical changes by several attempts are "
+            "marked. ",
+            "Choose one change for each place; everything else stays as it is." if can_choose else "",
             class_="soft",
         ),
         decision,
@@ -151,7 +152,7 @@ def _render_row(
 
 
 def _render_choice(view: ForkView, aligned: AlignedPath, number: int, attempt: str, *, can_choose: bool) -> Markup:
-    """Render the box with which an attempt's change of a place is chosen."""
+    """Render the box that chooses an attempt's change at one place."""
     name = view.name_of(attempt)
     if aligned.alignment is None:
         spot, others = "file", [other for other in aligned.versions if other != attempt]
@@ -185,7 +186,7 @@ def _render_choice(view: ForkView, aligned: AlignedPath, number: int, attempt: s
 
 
 def read_choice(view: ForkView, lineups: Sequence[AlignedPath], values: Sequence[str]) -> dict[str, Choice]:
-    """Return the choice that the boxes of a form stand for. Raises HTTPException if one is not known any more."""
+    """Return the choice that the boxes of a form describe. Raises HTTPException if one of them is outdated."""
     paths = {aligned.path: aligned for aligned in lineups}
     choice: dict[str, Choice] = {}
     for value in values:
@@ -195,13 +196,13 @@ def read_choice(view: ForkView, lineups: Sequence[AlignedPath], values: Sequence
         attempt = view.find(name).record.id
         aligned = paths.get(path)
         if aligned is None or attempt not in aligned.versions:
-            raise HTTPException(409, f"{name} has no change of {path} any more: reload the page.")
+            raise HTTPException(409, f"{name} no longer changes {path}: reload the page.")
         if aligned.alignment is None:
             choice[path] = attempt
             continue
         regions = {f"{region.start}-{region.stop}": region for region in aligned.alignment.regions}
         if spot not in regions:
-            raise HTTPException(409, f"The changes of {path} are not the same any more: reload the page.")
+            raise HTTPException(409, f"The changes to {path} are different now: reload the page.")
         before = choice.get(path, frozenset())
         assert isinstance(before, frozenset)
         choice[path] = before | frozenset(regions[spot].of(attempt))

@@ -44,7 +44,7 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file that pages load. ``address`` contains its digest, so that browsers can keep it."""
+    """A file that pages load. ``address`` contains its digest, so that browsers can cache it forever."""
 
     address: str
     content: bytes
@@ -122,9 +122,9 @@ def _plain_title(title: str) -> str:
 
 
 def build_panel(name: str, address: str, content: Child, *, trigger: str) -> Markup:
-    """Build a part of a page that is asked for again when ``trigger`` occurs, and replaced only if it changed.
+    """Build a part of a page that is fetched again when ``trigger`` occurs, and replaced only if it changed.
 
-    The trigger has no ``throttle``: htmx drops every event of the element in that time, and so the last change.
+    The trigger has no ``throttle``: with it, htmx drops all events during that time, including the last change.
     """
     inner = join_markup([content])
     version = hashlib.sha256(inner.encode("utf-8", "surrogatepass")).hexdigest()[:16]

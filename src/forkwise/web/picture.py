@@ -25,7 +25,7 @@ _MOST_LINES = 50_000
 
 
 def render_pictures(view: ForkView) -> list[Child]:
-    """Render the timeline, and the cost over time if it is known; how far attempts agree is asked for later."""
+    """Render the timeline, and the cost over time if it is known; how far attempts agree is fetched later."""
     fork = view.report.fork
     events = view.served.ledger.events(fork=fork.id)
     last = max([event.at for event in events], default=fork.started)
@@ -76,7 +76,7 @@ def _render_track(view: ForkView, attempt: AttemptReport, events: list[Event], s
 
 
 def _render_cost(events: list[Event], begin: float, span: float) -> Markup | None:
-    """Render what all attempts together had cost at each time; None if no cost is known."""
+    """Render the total cost of all attempts over time; None if no cost is known."""
     costs: dict[str, float] = {}
     points: list[tuple[float, float]] = [(0.0, 0.0)]
     for event in events:
@@ -103,7 +103,7 @@ def _render_cost(events: list[Event], begin: float, span: float) -> Markup | Non
 
 
 def render_agreement(view: ForkView) -> Child:
-    """Render how much of what two attempts changed is the same, for each pair, as a map of shades."""
+    """Render a heat map of how many changed lines each pair of attempts has in common."""
     shown = [one for one in view.attempts if one.record.is_over and one.row.depth == 0][:_MOST_COMPARED]
     changed = {one.record.id: _collect_lines(view, one) for one in shown}
     names = [name for name, lines in changed.items() if lines]

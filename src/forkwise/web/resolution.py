@@ -1,4 +1,4 @@
-"""Resolution: the decisions that a page can make, each by the function that the command line calls for it."""
+"""Resolution: the decisions that a page can make, each through the function that the command line calls for it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Form:
         return list(dict.fromkeys(value for key, value in self._pairs if key == name))
 
     def answer(self, label: str, action: str, tone: str = "", **more: str) -> OutcomeButton:
-        """Return an answer that sends the same form again, with ``more``."""
+        """Return an answer that sends the same form again, with ``more`` values."""
         kept = {key: value for key, value in self._pairs if key in _KEPT}
         return OutcomeButton(label, action, {**kept, **more}, tone)
 
@@ -87,7 +87,7 @@ class Desk:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Drop what was prepared and not committed."""
+        """Drop the combinations that were prepared but not committed."""
         with self._lock:
             left, self._prepared = self._prepared, {}
         for prepared in left.values():
@@ -101,11 +101,11 @@ class Desk:
         record, name = attempt.record, view.name_of(attempt.record.id)
         is_bad = record.is_over and record.state != "succeeded"
         if not form.get("sure"):
-            lines = ["The other attempts are dropped, and those that still run are stopped. It can be undone."]
+            lines = ["The other attempts are dropped, and those that still run are stopped. You can undo this."]
             if is_bad:
                 lines.insert(0, f"It {record.state}: {record.reason or 'without a reason'}.")
             if attempt.tests is not None and attempt.tests.is_tampered:
-                lines.insert(0, "It changed what reports its tests, so that nobody knows whether it works.")
+                lines.insert(0, "It changed the code that reports its tests, so the result cannot be trusted.")
             label = "Commit it anyway" if is_bad else "Commit it"
             sure = form.answer(label, "pick", "main", sure="1")
             return Outcome("warn" if is_bad else "", f"Commit {name}?", lines, [sure, _CANCEL])
@@ -191,7 +191,7 @@ class Desk:
         return Outcome(tone, title, lines, [commit, OutcomeButton("Discard", "discard", {"prepared": name})], detail)
 
     def commit(self, view: ForkView, form: Form) -> Outcome:
-        """Commit what was prepared."""
+        """Commit a prepared combination."""
         prepared = self._find_prepared(view, form)
 
         def commit(on_conflict: OnConflict, allow: bool | None) -> Commit:
@@ -204,7 +204,7 @@ class Desk:
         return outcome
 
     def discard(self, view: ForkView, form: Form) -> Outcome:
-        """Drop what was prepared."""
+        """Drop a prepared combination."""
         prepared = self._find_prepared(view, form)
         with self._lock:
             self._prepared.pop(form.get("prepared"), None)
@@ -246,7 +246,11 @@ class Desk:
     def resume(self, view: ForkView, form: Form) -> Outcome:
         """Resume an interrupted fork, in a process of its own."""
         self.run_detached(view, "resume", view.report.fork.id)
-        return Outcome("good", "Resumed", ["What has ended is not run again. It runs on if you close this page."])
+        return Outcome(
+            "good",
+            "Resumed",
+            ["Attempts that have ended are not run again. The fork keeps running if you close this page."],
+        )
 
     def undo(self, view: ForkView, form: Form) -> Outcome:
         """Undo the fork's commit, or its undo."""
@@ -290,7 +294,7 @@ class Desk:
         """Start a follow-up attempt with the comments on an attempt, in a process of its own."""
         attempt = self._find_one(view, form)
         if view.is_hidden:
-            raise HTTPException(403, "A follow-up would show who made the attempt: choose first, or show the names.")
+            raise HTTPException(403, "A follow-up would reveal who made the attempt: choose first, or show the names.")
         recipe, comments = prepare_follow_up(view.served.ledger, attempt.record.id)
         if not form.get("sure"):
             agent = attempt.record.agent or truncate(attempt.label, 80)
@@ -320,7 +324,7 @@ class Desk:
     def _commit(
         self, view: ForkView, form: Form, action: str, commit: Callable[[OnConflict, bool | None], Commit]
     ) -> Outcome:
-        """Commit; ask what to do if the workspace was changed meanwhile, or if what it runs changes."""
+        """Commit; ask what to do if the workspace was changed meanwhile, or if files that the machine runs change."""
         given = form.get("on_conflict")
         on_conflict: OnConflict = next((one for one in _CONFLICT_ANSWERS.values() if one == given), "refuse")
         try:
@@ -347,7 +351,7 @@ class Desk:
         return Outcome("good", f"Committed as {done.id}", [f"{totals(done)}.", *notes], [OutcomeButton("Undo", "undo")])
 
 
-#: What a page can do: the words while it is done, and the method that does it.
+#: The actions of a page: the words shown while one is in progress, and the method that does it.
 ACTIONS: Mapping[str, tuple[str, Callable[[Desk, ForkView, Form], Outcome]]] = {
     "abort": ("aborting", Desk.abort),
     "combine": ("merging and testing", Desk.combine),
@@ -443,5 +447,5 @@ def _build_button(
 
 
 def render_no_decision(view: ForkView) -> Markup:
-    """Render the place where a decision will be shown."""
+    """Render the placeholder in which a decision will be shown."""
     return render_outcome(None, view.path)

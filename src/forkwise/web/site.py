@@ -57,7 +57,7 @@ __all__ = ["build_site"]
 _MOST_PORTS = 20  # of one attempt that are linked
 _MAX_START = 1 << 40
 _MAX_FORM = 1 << 20  # bytes of a form
-_QUICK_S = 0.3  # how long a decision may take before the page asks how it stands
+_QUICK_S = 0.3  # how long a decision may take before the page polls for its state
 
 _Page = Callable[[Request, ForkView], Response]
 
@@ -71,9 +71,9 @@ def build_site(
     is_encrypted: bool = False,
     is_remote: bool = False,
 ) -> Starlette:
-    """Build the application. ``hosts`` are the names and ports that it answers to, ``program`` the command forkwise.
+    """Build the application. ``hosts`` are the names and ports that it answers to, ``program`` is the forkwise command.
 
-    ``is_remote`` says that browsers on other machines open it.
+    ``is_remote`` means that browsers on other machines open the pages.
     """
     feed = EventFeed(catalogue)
     desk = Desk(program)
@@ -244,7 +244,7 @@ class _Site:
 
     def show_fork_conversation(self, request: Request, view: ForkView) -> Response:
         if view.is_hidden:
-            raise HTTPException(403, "Messages are hidden until the choice is made: they may name their author.")
+            raise HTTPException(403, "Messages are hidden until you choose, because they may name their author.")
         name = find_conversation(view)
         if name is None:
             raise HTTPException(404, "This fork has no stored conversation.")
@@ -369,12 +369,12 @@ class _Site:
 
     def _find_shown(self, request: Request, view: ForkView) -> AttemptReport:
         if view.is_hidden:
-            raise HTTPException(403, "Output is hidden until the choice is made, because it may name its author.")
+            raise HTTPException(403, "Output is hidden until you choose, because it may name its author.")
         return view.find(request.path_params["attempt"])
 
 
 class _PreviewDesk:
-    """Links to servers inside branches: one listener a workspace, opened with the first link.
+    """Links to servers inside branches: one listener per workspace, opened with the first link.
 
     If it ``is_remote``, the browser is elsewhere, and no link would work.
     """
@@ -392,7 +392,7 @@ class _PreviewDesk:
             self._open.close()
 
     def render(self, view: ForkView, visitor: Visitor) -> Markup:
-        """Render the links to the servers that listen in the branches of a fork's attempts now.
+        """Render the links to the servers that currently listen in the branches of a fork's attempts.
 
         A read-only link shows none, because a server can be used to change its data.
         """
@@ -416,7 +416,7 @@ class _PreviewDesk:
         return rows
 
     def _render_link(self, view: ForkView, target: PreviewTarget, port: int, text: str) -> Child:
-        if self._is_remote or view.is_hidden:  # the address of an attempt has its name
+        if self._is_remote or view.is_hidden:  # the host name of a preview contains the attempt's id
             return f"{text}: forkwise open shows it on that machine" if self._is_remote else text
         url = self._find_listener(view.served).format_url(f"{target.label}--{port}")
         return build_element("a", text, href=url, target="_blank", rel="noopener noreferrer")
@@ -465,6 +465,6 @@ def _read_number(query: Mapping[str, str], name: str) -> int:
 
 
 def _read_path(request: Request, name: str) -> str:
-    """Return a path of the query, whose bytes may be any."""
+    """Return a path from the query, which may contain arbitrary bytes."""
     found = dict(parse_qsl(request.url.query, keep_blank_values=True, errors="surrogateescape"))
     return found.get(name, "")

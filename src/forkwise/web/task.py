@@ -1,4 +1,4 @@
-"""Task: something that takes a while, done in a thread while the page shows how it stands."""
+"""Task: work that takes a while, done in a thread while the page shows its progress."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OutcomeButton:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a decision: done, refused with a reason, or a question with answers."""
+    """The outcome of a decision: done, refused with a reason, or a question with answers."""
 
     tone: str
     title: str
@@ -51,18 +51,18 @@ class _Job:
 
 
 class TaskBook:
-    """The jobs of a server, the newest of them."""
+    """The most recent jobs of a server."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}
         self._lock = threading.Lock()
 
     def start(self, fork: str, title: str, work: Callable[[], Outcome]) -> str:
-        """Start a job, and return its id. Raises HTTPException if another one decides the same fork."""
+        """Start a job, and return its id. Raises HTTPException if another one is deciding the same fork."""
         with self._lock:
             busy = next((job for job in self._jobs.values() if job.fork == fork and job.outcome is None), None)
             if busy is not None:
-                raise HTTPException(409, f"Wait: this page is {busy.title} already.")
+                raise HTTPException(409, f"Wait: this page is already {busy.title}.")
             while len(self._jobs) >= _MOST_JOBS:
                 del self._jobs[next(iter(self._jobs))]
             name = secrets.token_hex(8)
@@ -90,11 +90,11 @@ class TaskBook:
             job.done.wait(timeout_s)
 
     def render(self, name: str, fork: str, address: str) -> Markup:
-        """Render how a job stands; while it runs, the page asks again."""
+        """Render the progress of a job; while it runs, the page polls."""
         job = self._jobs.get(name)
         if job is None or job.fork != fork:
             return render_outcome(
-                Outcome("warn", "The server was started again", ["Look above how the fork stands."]), address
+                Outcome("warn", "The server was started again", ["See above for the state of the fork."]), address
             )
         if job.outcome is not None:
             return render_outcome(job.outcome, address)
@@ -112,7 +112,7 @@ class TaskBook:
 
 
 def render_outcome(outcome: Outcome | None, address: str) -> Markup:
-    """Render what came of a decision, with its answers as buttons; nothing if there was none."""
+    """Render the outcome of a decision, with its answers as buttons; nothing if there was none."""
     if outcome is None:
         return build_element("section", id="decision", aria_live="polite")
     buttons = [

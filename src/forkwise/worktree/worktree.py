@@ -2,7 +2,7 @@
 
 Each has a directory in the state of the repository's main work tree, with its record and, if it is mounted, its layer.
 The record is written first and says what there is to remove, so that the next call can finish or revert what a killed
-process left: a worktree that was being added is removed, and one that was being removed is removed to the end.
+process left: a worktree that was being added is removed, and an unfinished removal is finished.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Worktree:
 def default_path(directory: str | os.PathLike[str], name: str) -> str:
     """Return the path of a worktree that is named by a word: in a directory beside the repository's main work tree.
 
-    Raises GitError if the name is not one for a directory.
+    Raises GitError if the name is not valid for a directory.
     """
     if not name or name.startswith((".", "-")) or "/" in name or _CONTROL.search(name) or len(os.fsencode(name)) > 200:
         raise GitError(
@@ -186,9 +186,9 @@ def find_worktree(directory: str | os.PathLike[str], name: str) -> Worktree:
 
 
 def mount_worktree(directory: str | os.PathLike[str], worktree: Worktree) -> None:
-    """Mount a worktree again, such as after a restart; nothing is done if it is mounted.
+    """Mount a worktree again, for example after a restart; do nothing if it is mounted.
 
-    Raises BranchError if its directory has files of its own meanwhile, which the mount would hide.
+    Raises BranchError if its directory now has files of its own, which the mount would hide.
     """
     site = locate(_main_work_tree(_find_repository(directory)))
     with _owned(site, worktree) as home:
@@ -210,9 +210,9 @@ def _mount(site: Site, home: str, worktree: Worktree) -> None:
 
 
 def find_work(worktree: Worktree) -> str:
-    """Return which uncommitted work would be lost with a worktree, in words; empty if none.
+    """Describe the uncommitted work that would be lost with a worktree; empty if there is none.
 
-    A change that the checkout has as well is not lost. Ignored files do not count, as in ``git worktree remove``.
+    A change that is also in the checkout is not lost. Ignored files do not count, as in ``git worktree remove``.
     """
     repository = find_repository(worktree.path)
     if repository is None or repository.git_directory != worktree.git_directory:
@@ -237,8 +237,8 @@ def find_work(worktree: Worktree) -> str:
 def _find_unseen(repository: Repository, worktree: Worktree) -> set[str]:
     """Return the changed paths that git status leaves out.
 
-    These are files whose entries say that they need not be looked at (``--assume-unchanged``, ``--skip-worktree``), and
-    files of submodules, which have no repository of their own in a worktree.
+    These are files whose index entries tell git not to look (``--assume-unchanged``, ``--skip-worktree``), and files of
+    submodules, which have no repository of their own in a worktree.
     """
     done = repository.run("ls-files", "-v", "-s", "-z")
     found: set[str] = set()
@@ -283,8 +283,8 @@ def remove_worktree(
     """Remove a worktree, and its branch if nothing was committed on it; return whether the branch was removed.
 
     Raises BranchError, and changes nothing, if there is work in it: uncommitted changes, or commits that are in no
-    other branch. With ``keeps_commits`` those are no reason, because the branch stays. ``force`` removes it anyway;
-    commits on a branch stay then too.
+    other branch. With ``keeps_commits`` such commits do not prevent it, because the branch stays. ``force`` removes the
+    worktree anyway; commits on a branch stay then too.
     """
     repository = _find_repository(directory)
     site = locate(_main_work_tree(repository))
@@ -347,7 +347,7 @@ def _find_repository(directory: str | os.PathLike[str]) -> Repository:
 
 
 def _main_work_tree(repository: Repository) -> str:
-    """Return the main work tree, so that one state has all worktrees of a repository, wherever they are added from."""
+    """Return the main work tree, whose state holds all worktrees of a repository, wherever they are added from."""
     top, name = os.path.split(repository.common_directory)
     is_ordinary = name == ".git" and os.path.realpath(top) == top
     return top if is_ordinary and os.path.isdir(top) else repository.work_tree
@@ -379,7 +379,7 @@ def _homes(site: Site) -> str:
 
 @contextmanager
 def _lock(path: str, *, waits: bool = True) -> Iterator[int]:
-    """Hold a lock until the block ends or the process dies; yield its descriptor, -1 if another has the lock.
+    """Hold a lock until the block ends or the process dies; yield its descriptor, or -1 if another process holds it.
 
     A child process that inherits the descriptor holds the lock as well, as long as it runs.
     """
@@ -399,7 +399,7 @@ def _lock(path: str, *, waits: bool = True) -> Iterator[int]:
 def _registered(
     site: Site, repository: Repository, target: str, branch: str, commit: str
 ) -> Iterator[tuple[str, Worktree, int]]:
-    """Reserve a name for a new worktree, and hold its lock for the block, whose descriptor is the last value."""
+    """Reserve a name for a new worktree, and hold its lock while the block runs; yield the lock's descriptor last."""
     os.makedirs(_homes(site), mode=0o700, exist_ok=True)
     name, home = _reserve(site, repository, target)
     with _lock(f"{home}/lock") as lock_fd:
@@ -453,7 +453,7 @@ def _owned(site: Site, worktree: Worktree) -> Iterator[str]:
     with _lock(f"{home}/lock", waits=False) as lock_fd:
         if lock_fd < 0:
             raise BranchError(
-                f"another process adds, mounts or removes the worktree {worktree.path} just now; try again"
+                f"another process is adding, mounting or removing the worktree {worktree.path}; try again"
             )
         if not os.path.isdir(home):
             raise BranchNotFoundError(f"the worktree {worktree.path} was removed", branch=worktree.name)
@@ -480,9 +480,9 @@ def _load(home: str) -> Worktree:
         check_time(record.created, "time")
         check_type(record.has_made_directory, bool, "mark")
         if record.name != os.path.basename(home) or record.phase not in get_args(_Phase):
-            raise ValueError("its name or its phase is none")
+            raise ValueError("its name or its phase is invalid")
         if record.view not in ("", *VIEWS) or os.path.basename(record.git_directory) != record.name:
-            raise ValueError("its view or its directory is none")
+            raise ValueError("its view or its directory is invalid")
         return record
 
 
@@ -557,7 +557,7 @@ def _make(
     *,
     is_copied: bool,
 ) -> Worktree:
-    """Make the files of a worktree with the first of ``views`` that works, and let git know it."""
+    """Make the files of a worktree with the first of ``views`` that works, and register it with git."""
     pointer = f"gitdir: {record.git_directory}\n"
     nested = list(find_nested_pointers(repository))
     link_worktree(
@@ -627,7 +627,7 @@ def _check_out(record: Worktree, *, clean: bool) -> None:
 
 
 def _refuse_filters(repository: Repository, record: Worktree) -> None:
-    """Copy the checkout's index for ``read-tree``, and raise GitError if a file to write has a filter, as Git LFS."""
+    """Copy the checkout's index for ``read-tree``, and raise GitError if git would filter a file that it writes."""
     source = locate_repository(record.source)
     assert source is not None
     with suppress(FileNotFoundError):
@@ -667,7 +667,7 @@ def _unmount_any(record: Worktree) -> None:
 
 
 def _revert(home: str, record: Worktree) -> None:
-    """Remove everything of a worktree that was being added."""
+    """Remove everything that exists so far of a worktree that was being added."""
     with suppress(FileNotFoundError, StateError):
         record = _load(home)  # the view that was tried last
     _unmount_any(record)
@@ -694,7 +694,7 @@ def _finish_removal(home: str, record: Worktree) -> bool:
 
 def _remove_rest(home: str, record: Worktree) -> bool:
     if record.has_made_directory:
-        with suppress(OSError):  # not empty: not ours
+        with suppress(OSError):  # it is not empty, so it holds files of the user
             os.rmdir(record.path)
         with suppress(OSError):
             if os.path.dirname(record.path).endswith(".worktrees"):
@@ -731,7 +731,7 @@ def _repository_of(record: Worktree) -> Repository | None:
 
 
 def _find_staged(repository: Repository, worktree: Worktree, paths: list[str]) -> set[str]:
-    """Return those of the staged paths that are not staged in the checkout as well."""
+    """Return the staged paths that are not staged in the checkout too."""
     source = locate_repository(worktree.source)
     own = _read_staged(repository, paths)
     other = {} if source is None else _read_staged(source, paths)
@@ -782,7 +782,7 @@ def _walk(layer: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _has_files(layer: str) -> bool:
-    """Return whether a layer has files other than ``.git``; whiteouts are no files."""
+    """Return whether a layer has files other than ``.git``; whiteouts do not count."""
     return any(
         stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)
         for path, found in _walk(layer)

@@ -1,7 +1,7 @@
 """The files of a worktree: an overlay or a FUSE mount of the checkout, or a copy of it that shares blocks.
 
 A worktree is an ordinary directory that every process may use for weeks, unlike the view of a branch: it is mounted at
-its own path, without ``volatile``, so that an fsync in it is one, and only where other processes see the mount.
+its own path, without ``volatile``, so that fsync reaches the disk, and only where other processes see the mount.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def mount_files(view: str, site: Site, source: str, home: str, path: str) -> Non
             _start_fuse(source, home, path)
     except OSError as error:
         reason = error.strerror or str(error)
-        # Only now, because a probe takes longer than the mount itself.
+        # Probe for the reason only after a failure, because a probe takes longer than the mount itself.
         _refuse(view, source, view_named(view).refusal(site) or Refusal(reason, "run forkwise doctor"))
 
 
@@ -106,7 +106,7 @@ def _mount_overlay(source: str, home: str, path: str) -> None:
 
 @contextmanager
 def _by_descriptor(paths: list[str]) -> Iterator[list[str]]:
-    """Yield the paths, through descriptors if the kernel would read separators in them or they are too long."""
+    """Yield the paths, through descriptors if they contain separators of mount options or are too long for these."""
     if not _SEPARATORS.search("".join(paths)) and sum(map(len, paths)) < _MAX_OPTIONS:
         yield paths
         return
@@ -184,9 +184,9 @@ def _in_use_error(path: str) -> BranchError:
 def copy_files(view: str, source: str, target: str, lock_fd: int) -> None:
     """Copy the checkout ``source``, without its ``.git``, to the new directory ``target``; share blocks for reflink.
 
-    Programs of the system copy, several at a time: cloning 50,000 files takes as long as the system calls for it.
-    Hard links between directories become separate files. Mount points become empty directories. The programs hold the
-    lock ``lock_fd`` too: if this process is killed, nothing is cleaned up before they have ended.
+    Several ``cp`` processes run at a time, because cloning 50,000 files is bound by the time of the system calls. Hard
+    links between directories become separate files. Mount points become empty directories. The programs hold the lock
+    ``lock_fd`` too: if this process is killed, nothing is cleaned up before they have ended.
     """
     if view == "reflink":
         refusal = view_named(view).refusal(Site(source, os.path.dirname(target)))

@@ -40,7 +40,7 @@ def read_event(data: Mapping[str, Any]) -> Iterator[AgentEvent] | None:
         case "turn.failed":
             reason = to_text(to_table(data.get("error")).get("message"))
             return iter((AgentEvent(kind="failure", text=reason or "its turn failed"),))
-        case "error":  # also of a request that is then repeated
+        case "error":  # also for a request that is then retried
             return iter((AgentEvent(kind="step", text=to_line(data.get("message"))),))
     return None
 

@@ -55,7 +55,7 @@ def _read_message(message: Mapping[str, Any]) -> Iterator[AgentEvent]:
     cached, written = to_count(used.get("cacheRead")), to_count(used.get("cacheWrite"))
     tokens = Tokens(to_count(used.get("input")) + cached + written, to_count(used.get("output")), cached, written)
     request = to_line(message.get("responseId")) or str(message.get("timestamp"))[:40]
-    # A model that it has no price of costs 0 by its own account.
+    # Pi reports a cost of 0 for a model whose price it does not know.
     usd = to_amount(to_table(used.get("cost")).get("total")) or None
     yield AgentEvent(kind="usage", request=request, model=to_line(message.get("model")), tokens=tokens, usd=usd)
     if message.get("stopReason") == "error":

@@ -76,8 +76,9 @@ def _open(directory: Path, name: str) -> Branch:
 def create(name: str, parent: str | None, view: str | None, frozen: bool, directory: Path, output: Output) -> None:
     """Create a branch and print its directory.
 
-    The branch stays until it is committed or aborted. Without the right to mount, it is an overlay in a private
-    namespace, which only forkwise branch shell can enter; choose a view that every process sees with --view.
+    The branch stays until it is committed or aborted. Without permission to mount, the branch is an overlay in a
+    private namespace, which only forkwise branch shell can enter. Use --view to choose a view that every process can
+    see.
     """
     from forkwise.cli.private_mounts import enter_to_create, is_private
     from forkwise.files.workspace import Workspace
@@ -168,7 +169,7 @@ def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
     found = _open(directory, name)
     if not stat and not output.as_json:
         output.diff(found.diff())
-        if not found.view_kind.native:  # whose trees would have to be compared again
+        if not found.view_kind.native:  # a native view would have to compare both trees again
             delta = found.delta()
             output.warn_executable_config(delta.executable_config)
             output.warn_repository(delta.repository)
@@ -222,9 +223,9 @@ def commit(
 ) -> None:
     """Apply the changes of a branch to its parent.
 
-    All changes are applied or none, even if the process is killed. Sibling branches become stale. A branch of your own
-    is committed as it is. The branch of an attempt leaves out ignored files, as its fork does, unless --include-ignored
-    is given.
+    All changes are applied or none, even if the process is killed. Sibling branches become stale. A branch that you
+    created is committed as it is. If the branch belongs to an attempt, ignored files are left out unless
+    --include-ignored is given.
     """
     from forkwise.fork.stored_fork import record_branch_commit
 
@@ -281,7 +282,8 @@ def abort(name: str, directory: Path, output: Output) -> None:
 def rebase(name: str, directory: Path, output: Output) -> int:
     """Update a stale branch to the current state of its parent.
 
-    Text files that both changed are merged. Files that cannot be merged are listed as conflicts, with exit code 3.
+    Text files that both sides changed are merged. Files that cannot be merged are listed as conflicts, and the exit
+    code is 3.
     """
     found = _open(directory, name)
     result = found.rebase()
@@ -340,17 +342,17 @@ def shell(name: str, command: tuple[str, ...], servers: bool, directory: Path, o
     "shown",
     multiple=True,
     metavar="PATH",
-    help="Path that the command may read although the sandbox hides credentials there.",
+    help="Path with credentials that the command may read although the sandbox hides it by default.",
 )
 @click.option(
     "--timeout",
     type=float,
     metavar="SECONDS",
     show_default="no limit",
-    help="Time limit; then the command and its children are killed.",
+    help="Time limit, after which the command and its children are killed.",
 )
 @click.option("--memory", type=Size(), metavar="SIZE", show_default="no limit", help="Memory limit, such as 2G.")
-@click.option("--cpus", type=Processors(), metavar="N", show_default="no limit", help="Processors, such as 1.5.")
+@click.option("--cpus", type=Processors(), metavar="N", show_default="no limit", help="CPU limit, such as 1.5.")
 @click.option("--processes", type=int, metavar="N", show_default="no limit", help="Limit on the number of processes.")
 @_servers_option
 @workspace_option
@@ -429,7 +431,7 @@ def _run_with_servers(found: Branch, command: tuple[str, ...], options: dict[str
 
     servers = read_servers(found.workspace.path)
     if not servers:
-        raise click.UsageError(f"--servers: {found.workspace.path} has no file .forkwise/servers.toml that names any")
+        raise click.UsageError(f"--servers: {found.workspace.path} has no .forkwise/servers.toml that names any server")
     wanted = Confinement.preset(options["confinement"])
     with ExitStack() as stack:
         client = ForkserverClient(own_session=False)

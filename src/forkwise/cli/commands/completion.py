@@ -25,13 +25,13 @@ __all__ = ["completion"]
 @workspace_option
 @json_option
 def completion(shell: str, directory: Path, output: Output) -> None:
-    """Print a script that completes words in bash, zsh or fish.
+    """Print the completion script for bash, zsh or fish.
 
-    It completes commands, options, ids of forks, attempts and commits, branches, agents, models and test commands.
+    It completes commands, options, branches, agents, models, test commands, and the ids of forks, attempts and commits.
     """
     from forkwise.cli.completion import build_script, load_grammar
 
-    load_grammar()  # so that the first word is completed as fast as all others
+    load_grammar()  # builds the cache now, so that the first completion is as fast as the others
     if output.as_json:
         output.document({"shell": shell, "script": build_script(shell)})
     else:

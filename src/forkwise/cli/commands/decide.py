@@ -177,7 +177,7 @@ def combine(
 
     Changes to different files or different lines are merged. If attempts conflict, nothing is committed and the exit
     code is 3: choose a side with --prefer. If the tests fail, the exit code is 7. In both cases the fork stays
-    undecided. What attempts did with git, such as commits, is not taken, unless all files come from one attempt.
+    undecided. Git operations of the attempts, such as commits, are not merged unless all files come from one attempt.
     """
     from forkwise.cli.private_mounts import enter_to_create
     from forkwise.explore.resume import find_tests
@@ -330,9 +330,9 @@ def follow_up(
 ) -> int:
     """Run an attempt's command once more, on top of its changes.
 
-    The command, such as an agent, starts from the files of ATTEMPT and reads in $FORKWISE_FEEDBACK what people said
-    about them: TEXT, and the comments of forkwise serve that were not sent yet. The new attempt is a fork of its own,
-    which waits for forkwise pick.
+    The command, such as an agent, starts from the files of ATTEMPT. The file $FORKWISE_FEEDBACK holds the comments on
+    them: TEXT, and those made on the page of forkwise serve that were not sent yet. The new attempt is in a fork of its
+    own, which waits for forkwise pick.
     """
     from forkwise.cli.exploration import run_and_report
     from forkwise.cli.private_mounts import enter_to_create
@@ -346,7 +346,7 @@ def follow_up(
     enter_to_create(directory, None)
     workspace = Workspace(directory)
     with open_ledger(workspace) as ledger:
-        prepare_follow_up(ledger, name, text)  # an error before anything is detached
+        prepare_follow_up(ledger, name, text)  # raises before anything is detached
     options = ExploreOptions(
         directory=directory, output=output, detach=detach, notify=notify, quiet=quiet, no_commit=True, keep=True
     )
@@ -356,7 +356,9 @@ def follow_up(
 @click.command("abort", cls=Verb, example=("forkwise abort k3f9ab", "forkwise abort k3f9ab.2"))
 @click.argument("name", metavar="FORK|ATTEMPT")
 @click.option(
-    "--lost", is_flag=True, help="Abort without waiting for the machine that runs the fork: it is gone for good."
+    "--lost",
+    is_flag=True,
+    help="Abort without waiting for the machine that runs the fork, because it is gone for good.",
 )
 @workspace_option
 @json_option
@@ -394,17 +396,18 @@ def abort(name: str, lost: bool, directory: Path, output: Output) -> None:
     type=Duration(allows_zero=True),
     metavar="DURATION",
     show_default="no limit",
-    help="Time to wait, such as 30m; 0 only asks.",
+    help="Maximum time to wait, such as 30m; 0 only checks.",
 )
 @notify_option
 @workspace_option
 @json_option
 def wait(name: str, timeout_s: float | None, notify: float | None, directory: Path, output: Output) -> int:
-    """Wait for a fork in the background, and print its result.
+    """Wait for a background fork to end, and print its result.
 
     The exit code is the one that the command would have had without --detach: 0 if there is a winner, 7 if no attempt
-    succeeded. If someone else decided the fork, it is 0 or 7 likewise. It is 124 if the fork still runs after
-    --timeout. A fork that runs in another terminal can be waited for as well. Leaving does not affect the fork.
+    succeeded. The same holds if someone else decided the fork. The exit code is 124 if the fork still runs after
+    --timeout. You can also wait for a fork that runs in another terminal. Interrupting the wait does not affect the
+    fork.
     """
     from forkwise.cli.commands.forks import open_workspace
     from forkwise.cli.detachment import wait_for_end
@@ -431,12 +434,12 @@ def _print_unfinished(fork: ForkRecord, directory: Path, output: Output) -> int:
     if output.as_json:
         output.document({"fork": fork_record(fork), "exit_code": int(Exit.TIMEOUT)})
     else:
-        output.line(f"Fork {fork.id} still runs. Go on: {command_line(directory, 'wait', fork.id)}", "yellow")
+        output.line(f"Fork {fork.id} still runs. Keep waiting: {command_line(directory, 'wait', fork.id)}", "yellow")
     return Exit.TIMEOUT
 
 
 def _print_end(ledger: Ledger, fork: ForkRecord, run: DetachedRun | None, directory: Path, output: Output) -> int:
-    """Print how a fork ended: what its process in the background would have printed, or what the ledger has of it."""
+    """Print how a fork ended: what its background process would have printed, or what the ledger says about it."""
     from forkwise.cli.commands.forks import fork_record, print_output, show_fork
     from forkwise.cli.detachment import find_exit_code
 

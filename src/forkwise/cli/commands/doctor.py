@@ -32,8 +32,8 @@ __all__ = ["doctor"]
 def doctor(target: Path | None, repair: bool, dry_run: bool, on: str | None, directory: Path, output: Output) -> int:
     """Check which views, sandbox features and networks work here.
 
-    Each one is really tried, as this user and on DIR (default: the current directory). For those that do not work, the
-    report says why and how to enable them. The exit code is 6 if no view works.
+    Each of them is tried for real, as the current user and in DIR (default: the current directory). If one does not
+    work, the report says why and how to enable it. The exit code is 6 if no view works.
 
     With --repair, the state of the workspace is examined instead: a damaged branch, commit or row of the ledger is set
     aside or rebuilt, and nothing is deleted.

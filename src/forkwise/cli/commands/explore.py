@@ -34,7 +34,7 @@ _CROSS_TESTS = click.option(
 
 
 class _Number(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """The number of attempts, which can be left out: a word that is no number is the beginning of the prompt."""
+    """The number of attempts, which can be left out: a word that is not a number is the first word of the prompt."""
 
     name = "integer"
 
@@ -49,7 +49,7 @@ _N = click.argument("n", metavar="[N]", type=_Number(), required=False)
 
 def _explore(kind: Kind, options: ExploreOptions, **own: Any) -> int:
     """Run an exploration; ``own`` are the fields of the recipe that only this kind has."""
-    if os.geteuid() == 0 and not options.detach and options.on is None:  # others may enter a namespace first
+    if os.geteuid() == 0 and not options.detach and options.on is None:  # other users first enter a namespace
         from forkwise.sandbox.launcher import prepare_forkserver
 
         prepare_forkserver()
@@ -109,8 +109,8 @@ def best_of(options: ExploreOptions, n: int | None, judge: str | None, cross_tes
     """Try a command N times at once, and commit the best success.
 
     The best attempt passes the tests and has the highest score, which it writes to the file $FORKWISE_SCORE. With equal
-    scores, or without any, the smallest diff wins. With --judge, a judge compares every two of the attempts whose tests
-    came out best.
+    scores, or without any, the smallest diff wins. With --judge, a judge compares each pair of the attempts with the
+    best test results.
     """
     if cross_tests and options.tests is None:
         raise click.UsageError("--cross-tests needs to know how tests run: give --test 'COMMAND' or --test auto")
@@ -158,10 +158,10 @@ def reflexion(options: ExploreOptions, retries: int, summary_model: str | None) 
 def tournament(options: ExploreOptions, n: int | None, judge: str) -> int:
     """Try a command N times side by side; a judge compares pairs.
 
-    The judge compares two successful attempts at a time, until one is left to be committed. If it is a command that
+    The judge compares two successful attempts at a time, until one is left, which is committed. If it is a command that
     prints nothing, its exit code is the answer: 0 or 1. It runs in a sandbox, and its changes are dropped. A judge is
-    asked about each pair in both orders: if it contradicts itself, the better score wins. If it fails between attempts
-    of equal score, nothing is committed: the fork waits for a pick, and the exit code is 8.
+    asked about each pair in both orders: if it contradicts itself, the better score wins. If it fails to decide between
+    attempts with equal scores, nothing is committed: the fork waits for a pick, and the exit code is 8.
     """
     return _explore("tournament", options, n=n, **find_judge(judge))
 
@@ -181,7 +181,7 @@ def tournament(options: ExploreOptions, n: int | None, judge: str) -> int:
     type=click.Choice(["keep", "fail"]),
     default="keep",
     show_default=True,
-    help="If all attempts of a further level fail: keep the best attempt so far, or fail.",
+    help="Action if all attempts of a later level fail: keep the best attempt so far, or fail.",
 )
 @explore_options
 def tree(options: ExploreOptions, expand: tuple[str, ...], depth: int, on_dead_end: str) -> int:
@@ -273,11 +273,11 @@ def cascade(options: ExploreOptions, fan_out: tuple[int, ...], summary_model: st
 @summary_option
 @explore_options
 def refine(options: ExploreOptions, n: int | None, rounds: int, summary_model: str | None) -> int:
-    """Try a command N times a round; each builds on the best.
+    """Try a command N times per round, and build on the best so far.
 
-    The attempts of a further round start from the files of the best attempt so far, in branches of its branch. The file
-    $FORKWISE_FEEDBACK says what that attempt and the others did. A failed attempt of which some tests pass can be built
-    on as well. The best success of all rounds is committed.
+    From the second round on, attempts start from the files of the best attempt so far, in branches of its branch. The
+    file $FORKWISE_FEEDBACK says what that attempt and the others did. A failed attempt can be built on too if some of
+    its tests pass. The best success of all rounds is committed.
     """
     return _explore("refine", options, n=n, rounds=rounds, summary_model=summary_model)
 
@@ -320,10 +320,11 @@ def playoff(
 ) -> int:
     """Try a command N times; judge, refine the winners, repeat.
 
-    Each group has one winner. As long as there are several, each winner is followed by another attempt, which reads in
-    the file $FORKWISE_FEEDBACK what the winners did, and replaces the winner if it is better. Then the winners are
-    grouped again, until one is left to be committed. Without --judge, the better score wins, as in best-of. A judge is
-    asked about each pair in both orders; if it contradicts itself, the better score wins.
+    Attempts compete in groups, and each group has one winner. While there are several winners, each one is followed by
+    another attempt, which finds in the file $FORKWISE_FEEDBACK what the winners did, and which replaces its winner if
+    it is better. Then the winners are grouped again. The last one left is committed. Without --judge, the better score
+    wins, as in best-of. A judge is asked about each pair in both orders; if it contradicts itself, the better score
+    wins.
     """
     if budget is not None and n is not None and budget < n:
         raise click.UsageError(f"--max-attempts {budget} is less than the {n} attempts of the first round")

@@ -46,9 +46,14 @@ class _ExportVerb(Verb):
 )
 @click.option("--branches-prefix", metavar="PREFIX", help="Make each attempt of the fork a git branch PREFIX/N.")
 @click.option(
-    "--base", metavar="REV", show_default="HEAD when the fork started", help="Commit that the new one is put on."
+    "--base",
+    metavar="REV",
+    show_default="HEAD when the fork started",
+    help="Commit that becomes the parent of the new one.",
 )
-@click.option("-m", "--message", metavar="TEXT", show_default="the agent's own, or the prompt", help="Message to use.")
+@click.option(
+    "-m", "--message", metavar="TEXT", show_default="the agent's own, or the prompt", help="Message of the git commit."
+)
 @workspace_option
 @json_option
 def export(
@@ -61,11 +66,11 @@ def export(
     directory: Path,
     output: Output,
 ) -> None:
-    """Make git branches or a patch of attempts.
+    """Export attempts as git branches or as a patch.
 
-    A fork stands for its winner; an attempt may also be one that lost. The workspace, HEAD and the index stay as they
-    are, and an existing branch is never moved. Each commit has trailers: Forkwise-Fork, Forkwise-Attempt,
-    Forkwise-Tests and Forkwise-Cost.
+    For a fork, its winner is exported. A single attempt can be exported even if it lost. The workspace, HEAD and the
+    index stay as they are, and an existing branch is never moved. Each commit has trailers: Forkwise-Fork,
+    Forkwise-Attempt, Forkwise-Tests and Forkwise-Cost.
     """
     from forkwise.cli.commands.forks import open_workspace
     from forkwise.cli.git_result import GitExport
@@ -74,7 +79,7 @@ def export(
     if as_branch is None and as_patch is None and branches_prefix is None:
         raise click.UsageError("say what to make: --as-branch NAME, --as-patch or --branches-prefix PREFIX")
     if branches_prefix is not None and "." in name:
-        raise click.UsageError("--branches-prefix is about all attempts of a fork: name the fork")
+        raise click.UsageError("--branches-prefix exports all attempts of a fork: name the fork, not an attempt")
     enter_to_create(directory, None)  # an attempt that was kept may be visible only in a namespace
     workspace, ledger = open_workspace(directory)
     results: list[GitResult] = []
@@ -136,5 +141,5 @@ def _export_all(
                 warnings.warn(f"{attempt.id} is not a git branch: {error}", ForkwiseWarning, stacklevel=2)
             work.done += 1
     if not found:
-        raise click.ClickException(f"no attempt of {name} could be made a git branch")
+        raise click.ClickException(f"no attempt of {name} could be exported as a git branch")
     return found

@@ -60,11 +60,12 @@ def write_report(target: ReportDirectory, ledger: Ledger, fork: str) -> None:
 @workspace_option
 @json_option
 def report(name: str, target: Path, directory: Path, output: Output) -> None:
-    """Write a page, a summary and JUnit of a fork to DIR.
+    """Write a fork's HTML page, summary and JUnit XML to DIR.
 
-    DIR/index.html shows the attempts, their tests and diffs, and the decision; it loads nothing and needs no script.
-    DIR/junit.xml has the tests of the winner, DIR/summary.md the same in brief for $GITHUB_STEP_SUMMARY, to which it is
-    appended if that is set, and DIR/report.json everything for programs. Explore commands write the same with --report.
+    DIR/index.html shows the attempts, their tests and diffs, and the decision; it is self-contained and needs no
+    scripts. DIR/junit.xml holds the winner's test results, and DIR/report.json holds everything for programs.
+    DIR/summary.md is a short version; it is also appended to $GITHUB_STEP_SUMMARY if that is set. Explore commands
+    write the same report with --report.
     """
     from forkwise.cli.commands.forks import open_workspace
 

@@ -164,9 +164,13 @@ def remedy(fork: ForkRecord, directory: Path) -> str:
 @click.argument("name", metavar="FORK|ATTEMPT")
 @click.option("--output", "printed", is_flag=True, help="Print only the complete output of the attempt.")
 @click.option("--stderr", is_flag=True, help="Print only what the attempt wrote to stderr.")
-@click.option("--server", metavar="NAME", help="Print what a server of the attempt printed; NAME.tests: for its tests.")
 @click.option(
-    "--network", is_flag=True, help="List the connections that the attempt and its tests asked the proxy for."
+    "--server",
+    metavar="NAME",
+    help="Print the output of the attempt's server NAME; NAME.tests is the one for its tests.",
+)
+@click.option(
+    "--network", is_flag=True, help="List the connections that the attempt and its tests requested from the proxy."
 )
 @workspace_option
 @json_option
@@ -175,9 +179,8 @@ def show(
 ) -> None:
     """Show the details of a fork, or of one attempt (k3f9ab.2).
 
-    For an attempt, these are its failing tests, its changes, its summary if later attempts got one, and the end of its
-    output, also after its branch is gone.
-    An id may be shortened as long as it stays unique.
+    For an attempt, print its failing tests, its changes, the summary that later attempts got, and the end of its
+    output, even after its branch is gone. An id can be shortened as long as it stays unique.
     """
     workspace, ledger = open_workspace(directory)
     with ledger:
@@ -208,9 +211,7 @@ def _show_connections(ledger: Ledger, attempt: AttemptRecord, output: Output) ->
         output.document({"attempt": attempt.id, **document})
         return
     if not found.entries:
-        output.line(
-            f"{attempt.id} and its tests asked for no connection that the proxy of their networks has a record of"
-        )
+        output.line(f"the proxy has no record of a connection requested by {attempt.id} or its tests")
         return
     rows = [
         (
@@ -289,7 +290,7 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
 
 def _process_text(fork: ForkRecord, run: DetachedRun | None) -> str:
     if run is not None and run.is_running:
-        return f"{run.process.label}, in the background; it prints to {run.log}"
+        return f"{run.process.label}, in the background; its output is in {run.log}"
     return fork.owner.label if fork.state == "running" else ""
 
 
@@ -491,7 +492,7 @@ def _print_server_log(ledger: Ledger, attempt: AttemptRecord, server: str, outpu
     known = list_server_logs(ledger.fetch_files(attempt.id), attempt.id)
     if server not in known:
         there_are = f"there are {', '.join(known)}" if known else "its servers printed nothing, or it had none"
-        raise click.UsageError(f"{attempt.id} has no output of a server {server!r}; {there_are}")
+        raise click.UsageError(f"{attempt.id} has no output from a server {server!r}; {there_are}")
     content = read_log(ledger.fetch_files(attempt.id), f"{attempt.id}@{server}")
     if output.as_json:
         output.document({"attempt": attempt.id, "server": server, "output": content.decode(errors="replace")})
@@ -541,7 +542,8 @@ def open_workspace(directory: Path) -> tuple[Workspace, Ledger]:
 def _open_ledger(directory: Path) -> tuple[str, Ledger]:
     """Open the ledger of a workspace, and return the workspace's path too.
 
-    If nothing has to be recovered, the code of branches and commits is not loaded, which takes longer than the list.
+    Unless something has to be recovered, the code of branches and commits is not loaded: that would take longer than
+    printing the list.
     """
     from forkwise.files.store.state import StateDir, is_ordinary, locate
     from forkwise.ledger.sqlite import open_ledger_of_state
@@ -661,9 +663,9 @@ class _DiffVerb(Verb):
 def diff(first: str, second: str | None, tool: str | None, directory: Path, output: Output) -> None:
     """Compare the results of A and B, or show the changes of A.
 
-    A and B are attempts (k3f9ab.2), also those that lost and whose branches are gone, numbers of commits (see forkwise
-    log), or branches. With --tool they need a branch: of a fork that is undecided, or was made with --keep; A may then
-    also be a fork, all of whose attempts are shown beside their parent. --tool without a value opens
+    A and B are attempts (k3f9ab.2, even if they lost and their branches are gone), commit ids (see forkwise log), or
+    branches. With --tool, the branches of attempts must still exist: their fork is undecided, or was made with --keep.
+    A can then also be a fork; all its attempts are shown next to their parent. --tool without a value opens
     $FORKWISE_DIFFTOOL, PyCharm, VS Code, or the diff tool of git.
     """
     from forkwise.files.workspace import Workspace
@@ -711,7 +713,10 @@ def diff(first: str, second: str | None, tool: str | None, directory: Path, outp
     output.warn_repository(new.repository)
     for name, changes in stored:
         if changes.left_out:
-            _warn(f"of {name}, the ledger does not have {changes.left_out}: there was too much, or too large")
+            _warn(
+                f"the ledger does not have {changes.left_out} of {name}: there were too many files, or they were too "
+                "large"
+            )
         if changes.is_redacted:
             _warn(f"secrets in the files of {name} were replaced in the ledger: the diff may not apply as it is")
 

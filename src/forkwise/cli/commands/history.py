@@ -81,7 +81,7 @@ def _commit_row(commit: Commit) -> tuple[str, ...]:
 @workspace_option
 @json_option
 def undo(number: int | None, directory: Path, output: Output) -> None:
-    """Undo the last commit, or the commit with this ID.
+    """Undo the last commit, or the commit with the given ID.
 
     Content, modes, times and links of the files are restored. If the same paths were changed since, the undo is refused
     as a conflict. An undo is a commit as well, so it can be undone.
@@ -103,7 +103,7 @@ def undo(number: int | None, directory: Path, output: Output) -> None:
 @click.option(
     "--force",
     is_flag=True,
-    help="Remove also branches with uncommitted changes of dead processes, and abort interrupted forks.",
+    help="Remove branches of dead processes even if they have uncommitted changes, and abort interrupted forks.",
 )
 @click.option(
     "--keep",
@@ -123,12 +123,12 @@ def undo(number: int | None, directory: Path, output: Output) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @click.option(
-    "--all", "orphans", is_flag=True, help="Remove instead the state of workspaces that were deleted, moved or renamed."
+    "--all", "orphans", is_flag=True, help="Remove only the state of workspaces that were deleted, moved or renamed."
 )
 @workspace_option
 @json_option
 def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, orphans: bool, directory: Path, output: Output) -> None:
-    """Remove what dead processes left, and old undo data and forks.
+    """Remove leftovers of dead processes, old undo data, old forks.
 
     Branches with uncommitted changes and interrupted forks are listed and kept, unless --force is given. Resume such a
     fork with forkwise resume, or drop it with forkwise abort.
@@ -215,9 +215,9 @@ def du(everything: bool, directory: Path, output: Output) -> None:
 def judges(directory: Path, output: Output) -> None:
     """Show how often each judge's picks were undone or overridden.
 
-    A pick counts when its fork is decided. It was overridden if another branch was taken, and undone if its commit was.
-    The rate is the share of picks that held. The Brier score measures the judge's confidence: 0 is perfect, 0.25 is as
-    good as tossing a coin.
+    A pick counts once its fork is decided. It was overridden if another branch was taken, and undone if its commit was.
+    The rate is the share of picks that were neither. The Brier score measures the judge's confidence: 0 is perfect,
+    0.25 is as good as tossing a coin.
     """
     from forkwise.files.workspace import Workspace
     from forkwise.fork.stored_fork import reconcile

@@ -32,8 +32,8 @@ def ledger() -> None:
         "forkwise ledger copy --from postgresql://db/forkwise",
     ),
 )
-@click.option("--to", "target", metavar="URL", help="PostgreSQL database to copy the SQLite file to.")
-@click.option("--from", "source", metavar="URL", help="PostgreSQL database to copy into the SQLite file.")
+@click.option("--to", "target", metavar="URL", help="PostgreSQL database to copy to, from the SQLite file.")
+@click.option("--from", "source", metavar="URL", help="PostgreSQL database to copy from, to the SQLite file.")
 @click.option(
     "--project",
     metavar="NAME",
@@ -47,7 +47,7 @@ def copy(target: str | None, source: str | None, project: str | None, directory:
     """Copy the ledger of a workspace into an empty one.
 
     All events and conversations are copied, then compared; if anything differs, nothing is copied. No fork may run
-    meanwhile. The output of attempts stays in the state directory.
+    during the copy. The output of attempts stays in the state directory.
     """
     if (target is None) == (source is None):
         raise click.UsageError("give either --to or --from")

@@ -52,12 +52,12 @@ _CHECK_S = 0.5
 def open_preview(
     name: str, inner_port: int | None, listening_port: int | None, browser: bool, directory: Path, output: Output
 ) -> None:
-    """Show a server that runs in a branch to your browser.
+    """Open the server of a branch in your browser.
 
     Prints an address with a token, and serves it on this machine's loopback until Ctrl-C, or until nothing runs in the
     branch any more. PORT is the port inside, which can be left out if there is only one. With a FORK, the addresses of
-    all its attempts are printed, also of servers that start later. WebSockets and event streams pass; HTTP/1.1 is
-    spoken.
+    all its attempts are printed, including those of servers that start later. The server must speak HTTP/1.1;
+    WebSockets and event streams work too.
     """
     from forkwise.cli.commands.forks import open_workspace
     from forkwise.preview.listener import PreviewListener
@@ -119,7 +119,7 @@ class _Screen:
         self._is_first = False
 
     def _launch(self, url: str) -> None:
-        """Open the default browser, by a file that leads to the URL: everybody can see the arguments of a process."""
+        """Open the URL in the browser through a file that redirects to it: all users can see a process's arguments."""
         from html import escape
 
         page = tempfile.NamedTemporaryFile("w", prefix="forkwise-", suffix=".html")  # noqa: SIM115
@@ -129,7 +129,7 @@ class _Screen:
         click.launch(f"file://{page.name}")
 
     def end(self, name: str) -> None:
-        """Print that nothing is left to look at."""
+        """Print that nothing runs in the branch any more."""
         if self._output.as_json:
             self._output.stream({"ended": name})
         else:
@@ -146,7 +146,7 @@ def _wait_while(is_running: Callable[[], bool]) -> None:
 
 
 def _follow(workspace: Workspace, fork: str, inner_port: int | None, screen: _Screen) -> None:
-    """Show the ports of a fork's attempts, also those that are opened later, until the fork no longer runs."""
+    """Show the ports of a fork's attempts, including those opened later, until the fork ends."""
     from forkwise.ledger.sqlite import open_ledger
     from forkwise.preview.target import list_targets
 
@@ -171,7 +171,7 @@ def _follow(workspace: Workspace, fork: str, inner_port: int | None, screen: _Sc
 
 
 def _find_fork(ledger: Ledger, workspace: Workspace, name: str) -> str | None:
-    """Return the id of the fork that a name stands for; None if it is that of an attempt or a branch."""
+    """Return the id of the fork that ``name`` stands for; None if it names an attempt or a branch."""
     if "." in name or "/" in name or name in [branch.name for branch in workspace.branches()]:
         return None
     try:
@@ -181,7 +181,7 @@ def _find_fork(ledger: Ledger, workspace: Workspace, name: str) -> str | None:
 
 
 def _find_target(workspace: Workspace, ledger: Ledger, name: str, directory: Path) -> PreviewTarget:
-    """Return the branch to look into. Raises ClickException, with what to do, if nothing runs in it."""
+    """Return the branch to look into. Raises ClickException with a remedy if nothing runs in it."""
     from forkwise.fork.stored_fork import branch_of
     from forkwise.preview.target import find_target
 
@@ -228,7 +228,8 @@ def port() -> None:
 def list_open_ports(fork: str | None, directory: Path, output: Output) -> None:
     """List the ports of attempts and branches that run now.
 
-    Those are listed that have a network of their own. FORK lists only its attempts. Open one with forkwise open.
+    Only attempts and branches with their own network are listed; with FORK, only the attempts of that fork. Open a port
+    with forkwise open.
     """
     from forkwise.cli.commands.forks import open_workspace
     from forkwise.preview.target import list_targets

@@ -74,8 +74,10 @@ def _read_key(path: Path | None) -> bytes | None:
         "forkwise snapshot create --store s3://bucket/team --name nightly --exclude node_modules",
     ),
 )
-@click.option("--name", metavar="NAME", show_default="none", help="Name to find it by; several may have the same.")
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out what matches; repeatable.")
+@click.option(
+    "--name", metavar="NAME", show_default="none", help="Name to find it by; several snapshots may share one."
+)
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out paths that match. Repeatable.")
 @_store_options
 @workspace_option
 @json_option
@@ -83,7 +85,7 @@ def create(name: str | None, exclude: tuple[str, ...], store: ObjectStore, direc
     """Store the workspace as it is now.
 
     Ignored files are included, such as environments and build output. A glob without a slash matches a name at any
-    depth. Prints the id, what was stored, and what takes most.
+    depth. Prints the id, what was stored, and what takes the most space.
     """
     from forkwise.files.workspace import Workspace
     from forkwise.snapshot.snapshot import Snapshot
@@ -102,7 +104,7 @@ def create(name: str | None, exclude: tuple[str, ...], store: ObjectStore, direc
 def list_all(store: ObjectStore, output: Output) -> None:
     """List the snapshots of a store, newest first.
 
-    An id can be shortened as long as it is the only one that begins so.
+    An id can be shortened as long as it stays unique.
     """
     from forkwise.snapshot.snapshot import list_snapshots
 
@@ -120,12 +122,14 @@ def list_all(store: ObjectStore, output: Output) -> None:
 
 @snapshot.command("show", example=("forkwise snapshot show nightly", "forkwise snapshot show 3f9a --verify --json"))
 @click.argument("word", metavar="ID|NAME")
-@click.option("--verify", is_flag=True, help="Read everything it needs, and report what is missing or damaged.")
+@click.option(
+    "--verify", is_flag=True, help="Read everything that it consists of, and report what is missing or damaged."
+)
 @_store_options
 @json_option
 @click.pass_context
 def show(context: click.Context, word: str, verify: bool, store: ObjectStore, output: Output) -> None:
-    """Show a snapshot: its size, what takes most, what was left out.
+    """Show a snapshot: its size, its largest parts, what was left out.
 
     With --verify every content is read and compared with its digest; the exit code is 1 if something is damaged.
     """
@@ -183,7 +187,7 @@ def unpack(word: str, target: Path, store: ObjectStore, output: Output) -> None:
 def remove(words: tuple[str, ...], store: ObjectStore, output: Output) -> None:
     """Remove snapshots from a store; gc then frees the space.
 
-    Of several snapshots of one name the newest is removed.
+    If several snapshots share a name, the newest one is removed.
     """
     from forkwise.snapshot.snapshot import Snapshot
 
@@ -205,7 +209,7 @@ def remove(words: tuple[str, ...], store: ObjectStore, output: Output) -> None:
 def collect(dry_run: bool, store: ObjectStore, output: Output) -> None:
     """Remove contents that no snapshot of the store needs.
 
-    Refused while another process writes to the store. The mark of a killed process expires after an hour.
+    The command is refused while another process writes to the store. A process that was killed counts for another hour.
     """
     from forkwise.snapshot.collection import collect_garbage
 

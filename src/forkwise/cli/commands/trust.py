@@ -51,16 +51,16 @@ class _Review:
 @click.command("trust", cls=Verb, example=("forkwise trust", "forkwise trust ~/project --json"))
 @click.argument("target", metavar="[PATH]", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--sha256", metavar="HEX", help="Accept the file with this hash without asking.")
-@click.option("--revoke", is_flag=True, help="Accept the files no longer.")
+@click.option("--revoke", is_flag=True, help="Revoke your acceptance of the files.")
 @workspace_option
 @json_option
 def trust(target: Path | None, sha256: str | None, revoke: bool, directory: Path, output: Output) -> int:
     """Review and accept the configuration files of a workspace.
 
     The files agents.toml, config.toml and servers.toml in .forkwise come with a workspace, and attempts can change
-    them. Until you accept such a file, only what it restricts has an effect. The command shows what each file allows,
-    and asks. A file that changes has to be accepted again. PATH is a workspace, or one of the files; it defaults to the
-    current directory. With --json the files are listed and nothing is asked.
+    them. Until you accept such a file, only its restrictions take effect. The command shows what each file allows, and
+    asks. A file that changes has to be accepted again. PATH is a workspace, or one of the files; it defaults to the
+    current directory. With --json, the files are listed and you are not asked.
     """
     from forkwise.config.trust import Acceptances
 

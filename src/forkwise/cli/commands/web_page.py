@@ -47,7 +47,7 @@ _TRIED_PORTS = 20
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; other than loopback needs --tls or --plain-http.",
+    help="Address to listen on; one that is not loopback needs --tls or --plain-http.",
 )
 @click.option(
     "--name", "host_name", metavar="NAME", help="Name of this machine in the address, if --host is not loopback."
@@ -62,7 +62,7 @@ _TRIED_PORTS = 20
 @click.option(
     "--plain-http",
     is_flag=True,
-    help="Listen beyond loopback without encryption: others on the network can read along.",
+    help="Listen beyond loopback without encryption: others on the network can read the traffic.",
 )
 @click.option(
     "--export",
@@ -71,7 +71,7 @@ _TRIED_PORTS = 20
     nargs=2,
     help="Write the page of one fork to a self-contained HTML file instead, and exit.",
 )
-@click.option("--new-token", is_flag=True, help="Make all links and open pages of earlier runs invalid.")
+@click.option("--new-token", is_flag=True, help="Invalidate all links and open pages of earlier runs.")
 @click.option("--browser", is_flag=True, help="Open the page in the default browser.")
 @workspace_option
 @stream_option
@@ -91,9 +91,9 @@ def serve(
 ) -> None:
     """Compare and decide forks on a page in your browser.
 
-    Prints an address with a token, and serves it on this machine's loopback until Ctrl-C. The page follows the forks
-    of this workspace and of each DIR, also those of other processes. It decides nothing by itself: what you do there is
-    what forkwise pick, combine, abort and undo do. Leaving does not affect any fork.
+    Prints an address with a token, and serves it on this machine's loopback until Ctrl-C. The page follows the forks of
+    this workspace and of each DIR, including those of other processes. It decides nothing by itself: its buttons do
+    what forkwise pick, combine, abort and undo do. Ending the command does not affect any fork.
     """
     if exported is not None:
         _export(exported[0], Path(exported[1]), directory, output)
@@ -169,8 +169,8 @@ def _check_host(host: str, tls: tuple[Path, Path] | None, plain_http: bool) -> b
         return tls is None
     if tls is None and not plain_http:
         raise click.UsageError(
-            f"--host {host} can be reached from other machines: give --tls CERT KEY, or --plain-http if everybody who "
-            "can read along on the network may see the files and decide your forks"
+            f"--host {host} can be reached from other machines: give --tls CERT KEY, or --plain-http if everybody "
+            "who can read the network's traffic may see the files and decide your forks"
         )
     return False
 

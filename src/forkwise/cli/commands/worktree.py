@@ -24,7 +24,7 @@ _MAX_EVENT = 1 << 20  # bytes of a hook's input
 
 @click.group("worktree", cls=Commands)
 def worktree() -> None:
-    """Add git worktrees with all files of the checkout at once.
+    """Add git worktrees that include the checkout's ignored files.
 
     A worktree is an ordinary directory with its own branch, HEAD and index, and git worktree list shows it. Its files
     are a copy-on-write branch of the checkout, so ignored files such as node_modules, .venv and build output are there
@@ -38,7 +38,7 @@ def worktree() -> None:
 @click.argument("path", metavar="PATH|NAME")
 @click.option("--branch", metavar="BRANCH", show_default="the last part of PATH", help="New git branch to create.")
 @click.option(
-    "--from", "start", metavar="REV", show_default="HEAD", help="Commit to start at; tracked files become those of REV."
+    "--from", "start", metavar="REV", show_default="HEAD", help="Commit to start from; tracked files are those of REV."
 )
 @click.option(
     "--view",
@@ -55,9 +55,9 @@ def add(
 ) -> None:
     """Add a worktree and print its directory.
 
-    A word without a slash is a name, and the directory is beside the checkout, in CHECKOUT.worktrees. Uncommitted
-    changes of the checkout are in the worktree too. With overlay and fuse, later edits of the checkout show through in
-    files that the worktree has not changed; reflink and copy are independent.
+    A word without a slash is a name, and the directory is beside the checkout, in CHECKOUT.worktrees. The worktree
+    includes the checkout's uncommitted changes. With overlay and fuse, later edits in the checkout show through in
+    files that the worktree has not changed; with reflink and copy, they do not.
     """
     from forkwise.worktree.worktree import add_worktree, default_path
 
@@ -75,8 +75,8 @@ def add(
 def list_all(directory: Path, output: Output) -> None:
     """List the worktrees that forkwise made of this repository.
 
-    A mount does not survive a restart of the machine: such a worktree is "not mounted" until forkwise worktree mount.
-    One that git removed by hand is "unknown to git".
+    Mounts do not survive a restart of the machine: such a worktree is "not mounted" until you run forkwise worktree
+    mount. One that you removed with git itself is "unknown to git".
     """
     from forkwise.worktree.worktree import list_worktrees
 
@@ -99,7 +99,7 @@ def list_all(directory: Path, output: Output) -> None:
 def mount(name: str | None, directory: Path, output: Output) -> None:
     """Mount worktrees again, such as after a restart.
 
-    Without a name, all that are not mounted. Their files and commits are as they were.
+    Without a name, all worktrees that are not mounted are mounted. Their files and commits are unchanged.
     """
     from forkwise.worktree.worktree import find_worktree, list_worktrees, mount_worktree
 
@@ -119,14 +119,15 @@ def mount(name: str | None, directory: Path, output: Output) -> None:
     "remove", example=("forkwise worktree remove fix-login", "forkwise worktree remove ../review --force")
 )
 @click.argument("name", metavar="PATH|NAME")
-@click.option("--force", is_flag=True, help="Remove it although it has uncommitted changes or is in use.")
+@click.option("--force", is_flag=True, help="Remove it even if it has uncommitted changes or is in use.")
 @workspace_option
 @json_option
 def remove(name: str, force: bool, directory: Path, output: Output) -> None:
     """Remove a worktree, unless there is work in it.
 
-    Refused while it has uncommitted changes that the checkout does not have, or commits that no other branch and no
-    remote has. Its branch is deleted if nothing was committed on it, and stays otherwise, also with --force.
+    The command is refused while the worktree has uncommitted changes that the checkout does not have, or commits that
+    are on no other branch and no remote. Its branch is deleted if nothing was committed on it, and kept otherwise, even
+    with --force.
     """
     from forkwise.worktree.worktree import find_worktree, remove_worktree
 
@@ -186,14 +187,14 @@ def _text(event: dict[str, Any], *names: str) -> str | None:
     for name in names:
         value = event.get(name)
         if value is not None and (not isinstance(value, str) or not value or not _is_path(value)):
-            raise click.UsageError(f"{name} in the event is not a text that can be a path")
+            raise click.UsageError(f"{name} in the event is not a valid path")
         if value is not None:
             return str(value)
     return None
 
 
 def _is_path(text: str) -> bool:
-    """Return whether a text can be passed to the kernel as a path: half a surrogate pair, as JSON allows, cannot."""
+    """Return whether a text is valid as a path for the kernel. JSON allows half a surrogate pair, which is not."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -215,7 +216,7 @@ def _create(event: dict[str, Any]) -> Worktree:
     )
     for known in list_worktrees(directory):
         if known.path == target and known.state == "ready":
-            return known  # a session that is resumed asks for the same worktree again
+            return known  # a resumed session requests the same worktree again
     branch = f"worktree-{name or os.path.basename(target)}"
     return add_worktree(directory, target, branch=branch, start=_text(event, "base_commit", "base_ref"))
 

@@ -1,7 +1,8 @@
 """Diff table: the changes of one file as rows, and a window of these rows as HTML.
 
 The rows come from the same line diff as every other diff of forkwise. Changed words are marked where a line was
-replaced by one like it, and code is coloured by Pygments. Both are bounded: a window costs little, whatever a file has.
+replaced by a similar one, and code is coloured by Pygments. The work for both is bounded: a window is cheap, however
+large the file.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from forkwise.text.diff import Edit, FileDiff, FileVersion, edits, is_text, line
 __all__ = ["ChangeSummary", "DiffRow", "describe_file", "diff_rows", "is_generated", "render_diff"]
 
 _CONTEXT = 3
-_MAX_PAIRS = 1 << 28  # old lines times new lines between the common ends: what one comparison may cost
+_MAX_PAIRS = 1 << 28  # limit of one comparison: old lines times new lines, without the common start and end
 _MAX_LINE = 400  # characters of a line that are shown
 _MAX_MARKED = 200  # lines of one edit
-_MAX_WORDS = 300  # words and signs of a line whose words are compared
-_MAX_COLOURED = 48 << 10  # bytes of a version that is coloured
-_KEPT = 4  # files whose rows are kept for the next window
+_MAX_WORDS = 300  # words and signs of a line; the words of longer lines are not compared
+_MAX_COLOURED = 48 << 10  # bytes of a version; larger ones are not coloured
+_KEPT = 4  # files whose rows are cached for the next window
 _MAX_KEPT_ROWS = 30_000  # of one file
 _MAX_COLOUR_TIME = 1.0  # seconds for one version; hostile code can make a lexer slow
 _WORDS = re.compile(rb"\w+|\s+|[^\w\s]")
@@ -73,7 +74,7 @@ class ChangeSummary:
 
 
 def is_generated(file: FileDiff) -> bool:
-    """Return whether a file is one that programs write: by its name, or by a marker in its first lines.
+    """Return whether a file was generated, judging by its name or by a marker in its first lines.
 
     >>> is_generated(FileDiff("web/package-lock.json", None, None)), is_generated(FileDiff("src/a.py", None, None))
     (True, False)
@@ -83,7 +84,7 @@ def is_generated(file: FileDiff) -> bool:
 
 
 def describe_file(file: FileDiff) -> ChangeSummary:
-    """Count the changed lines of a file, and say why none are shown if so."""
+    """Count the changed lines of a file; if they cannot be shown, give the reason."""
     kind: Literal["added", "deleted", "changed"] = (
         "added" if file.old is None else "deleted" if file.new is None else "changed"
     )
@@ -116,7 +117,7 @@ class _Comparison:
     edits: Sequence[Edit]
 
 
-@lru_cache(maxsize=_KEPT)  # windows of one file are asked for one after the other
+@lru_cache(maxsize=_KEPT)  # the windows of one file are requested one after another
 def _compare(file: FileDiff, *, ignores_space: bool = False) -> _Comparison:
     old, new = _lines_of(file.old), _lines_of(file.new)
     return _Comparison(old, new, _find_edits(old, new, ignores_space=ignores_space))
@@ -277,7 +278,7 @@ def _decode(line: bytes) -> str:
 def render_diff(
     file: FileDiff, *, start: int = 0, count: int = 400, is_split: bool = False, ignores_space: bool = False
 ) -> tuple[Markup, int]:
-    """Render the rows ``start`` to ``start + count`` of a file's diff as a table; return also how many rows follow.
+    """Render the rows ``start`` to ``start + count`` of a file's diff as a table; also return how many rows follow.
 
     A table that ``is_split`` has the old lines on the left and the new ones on the right, those that replace each
     other side by side.
@@ -404,7 +405,7 @@ class _Colours:
         return lines[number - 1]
 
 
-#: The languages that are coloured, by the ending of a file's name; every lexer is one of Pygments.
+#: Pygments' lexers for the languages that are coloured, by the suffix of a file's name.
 _LANGUAGES = {
     "c": "c", "h": "c", "cc": "cpp", "cpp": "cpp", "hpp": "cpp", "cs": "csharp", "css": "css", "go": "go",
     "java": "java", "js": "javascript", "jsx": "javascript", "mjs": "javascript", "json": "json", "kt": "kotlin",
@@ -412,7 +413,7 @@ _LANGUAGES = {
     "swift": "swift", "toml": "toml", "ts": "typescript", "tsx": "typescript", "yaml": "yaml", "yml": "yaml",
 }  # fmt: skip
 
-#: The class of a piece by the first part of its token's name that is known.
+#: The CSS class of a piece of code, by the first known part of its token's name.
 _CLASSES = {
     "Comment": "c", "Keyword": "k", "String": "s", "Number": "m", "Function": "f", "Class": "f", "Decorator": "d",
     "Builtin": "b", "Tag": "k", "Attribute": "d", "Constant": "b",

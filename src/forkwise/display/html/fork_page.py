@@ -1,7 +1,7 @@
 """The page of a fork: its decision, attempts, tests, judges, diffs and output as one HTML document.
 
 The document loads nothing and runs nothing: its policy forbids scripts, requests and forms, and allows one style sheet
-by its hash. How much of each part is shown is bounded, and the page says what it leaves out.
+by its hash. The size of each part is bounded, and the page says what it leaves out.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def render_page(title: str, body: Child) -> str:
 
 
 def _escape_title(title: str) -> str:
-    """Escape the title, in which no element can be: what is not drawn becomes a replacement character."""
+    """Escape the title, which cannot contain elements: characters that are not drawn become replacement characters."""
     plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in title)
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -119,8 +119,8 @@ def render_report(report: ForkReport, *, version: str) -> str:
         build_element("main", *_render_sections(report)),
         build_element(
             "footer",
-            f"Made by forkwise {version} on {format_moment(time.time())}. This page loads nothing and runs no script. "
-            "Text of attempts is shown as it is; invisible characters appear as escapes.",
+            f"Made by forkwise {version} on {format_moment(time.time())}. This page loads nothing and runs no "
+            "script. Text from attempts is shown as it is; invisible characters appear as escapes.",
         ),
         class_="wrap",
     )
@@ -200,23 +200,23 @@ def render_verdict(report: ForkReport) -> Markup:
 
 
 def render_facts(facts: Mapping[str, str], name: str) -> Markup:
-    """Render those facts that are known."""
+    """Render the facts that are known."""
     rows = [build_element("div", build_element("dt", k), build_element("dd", v)) for k, v in facts.items() if v]
     return build_element("dl", rows, class_=name)
 
 
 def render_warnings(report: ForkReport) -> Iterator[Markup]:
-    """Render what the user has to know before deciding: failed judges, tampered tests, faults."""
+    """Render warnings for the user's decision: failed judges, tampered tests, faults."""
     verdict = report.fork.verdict or {}
     failures = [str(text) for text in (*verdict.get("warnings", ()), *verdict.get("failures", ()))]
     if failures and report.fork.winner is None:
-        text = "A judge failed, and tests and scores leave several attempts level. Nothing was committed: pick one."
+        text = "A judge failed, and several attempts have the same tests and scores. Nothing was committed: pick one."
         yield render_note("Undecided", [text, *failures])
     elif failures:
         yield render_note("A judge failed", failures)
     tampered = [a.record.id for a in report.attempts if a.tests is not None and a.tests.is_tampered]
     if tampered:
-        text = "These attempts changed what reports their tests. Their results do not count, and they cannot win."
+        text = "These attempts changed what reports their tests: their results do not count, and they cannot win."
         yield render_note(f"Tampered: {', '.join(tampered[:20])}", [text], tone="bad")
     if faults := report.states.get("faulted", 0):
         text = "A fault of the machine, a service or a provider ended them. That is not counted against them."
@@ -303,7 +303,7 @@ def _describe_changes(attempt: AttemptReport) -> str:
 
 
 def format_result(attempt: AttemptReport) -> str:
-    """Return what became of an attempt in a few words."""
+    """Describe the outcome of an attempt in a few words."""
     found = None if attempt.tests is None else attempt.tests.comparison
     if attempt.record.reason:
         return redact(attempt.record.reason)
@@ -369,7 +369,7 @@ def render_matrix(report: ForkReport) -> Markup | None:
 
 
 def _break_name(name: str) -> list[Child]:
-    """Let a line end in a test's id after a separator, not only where it happens to be full."""
+    """Allow line breaks in a test's id after each separator."""
     parts = re.split(r"(?<=::)|(?<=/)|(?<=_)(?!_)", truncate_middle(name, 200))
     return [child for part in parts for child in (part, build_element("wbr"))][:-1]
 
@@ -483,7 +483,7 @@ def _render_attempt(attempt: AttemptReport, number: int, *, is_open: bool, rows:
 
 
 def render_trouble(attempt: AttemptReport) -> Child:
-    """Render why an attempt failed, or why its tests say nothing."""
+    """Render why an attempt failed, or why its tests cannot be trusted."""
     notes: list[Markup] = []
     tests = attempt.tests
     if attempt.trouble and tests is not None:
@@ -543,7 +543,7 @@ def _render_steps(attempt: AttemptReport) -> Child:
 
 
 def _render_output(attempt: AttemptReport) -> Child:
-    """Render the end of the output; that of an agent is closed, because the steps say the same."""
+    """Render the end of the output; an agent's is folded, because its steps say the same."""
     text = attempt.read_output()
     if not text.strip():
         return None
@@ -562,7 +562,7 @@ def _bound_lines(text: str) -> str:
 
 
 def _render_changes(changes: StoredChanges | None, rows: int, *, is_open: bool) -> tuple[list[Markup], int]:
-    """Render what an attempt changed in at most about ``rows`` rows; return also how many there are."""
+    """Render an attempt's changes in about ``rows`` rows at most; also return the number of rows."""
     if changes is None:
         return [], 0
     parts: list[Markup] = []

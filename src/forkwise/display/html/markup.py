@@ -1,7 +1,8 @@
-"""Markup: HTML built from elements, in which every text is escaped and made visible before it is part of a page.
+"""Markup: HTML built from elements. Every text is escaped and made visible before it becomes part of a page.
 
-What attempts print, name and write is hostile. Text becomes HTML only through ``escape_text``; attributes and element
-names are forkwise's own. Characters that a browser does not draw, or that reorder other text, are shown as escapes.
+Everything that attempts print, name and write may be hostile. Text becomes HTML only through ``escape_text``;
+attributes and element names are forkwise's own. Characters that a browser does not draw, or that reorder other text,
+are shown as escapes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Markup(str):
     __slots__ = ()
 
 
-#: What an element can contain: markup as it is, text that is escaped, nothing, or several of these.
+#: The content of an element: markup, which is kept as it is; text, which is escaped; nothing; or several of these.
 Child: TypeAlias = "Markup | str | Iterable[Child] | None"
 
 
@@ -67,7 +68,7 @@ def join_markup(children: Iterable[Child]) -> Markup:
 
 
 def escape_text(text: str) -> Markup:
-    r"""Escape text: HTML by entities, what is not drawn or reorders text by visible escapes; tabs and newlines stay.
+    r"""Escape HTML as entities, and characters that are invisible or reorder text visibly, except tab and newline.
 
     >>> escape_text("<b>\x1b[31m")
     '&lt;b&gt;<span class="esc">\\x1b</span>[31m'

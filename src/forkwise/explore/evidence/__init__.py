@@ -1,1 +1,1 @@
-"""What a pattern knows of its attempts besides their own scores: summaries, and the tests of other attempts."""
+"""Evidence on attempts besides their own scores: summaries, and the tests of other attempts."""

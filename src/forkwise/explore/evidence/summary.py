@@ -1,7 +1,7 @@
 """Summaries: what an attempt did and learned, as a bounded record, and as feedback for later attempts.
 
-Everything in it was written by the attempt: file names, output, the messages of its tests. So each text is cleaned of
-control codes, redacted, and cut to a length, and a reader has to treat it as material, never as an instruction.
+Everything in it was written by the attempt: file names, output, the messages of its tests. Each text is therefore
+cleaned of control codes, redacted and truncated, and readers must treat it as material, never as an instruction.
 """
 
 from __future__ import annotations
@@ -151,16 +151,16 @@ class Summaries:
     """Makes summaries of attempts: from their diff, tests and output, and by a model if one is given.
 
     ``model`` is a pydantic-ai model or the name of one, ``"local"`` for the local model. It gets the facts, the diff
-    and the output, all cut to a length, and writes only the decisions and errors; what was changed and tested stays as
-    measured. If it fails, a warning says so and the summary has what the attempt printed instead. A summary is recorded
-    in the ledger, and a resumed exploration does not pay for it again.
+    and the output, all truncated, and writes only the decisions and errors; changes and test results stay as measured.
+    If it fails, there is a warning, and the summary uses the attempt's output instead. A summary is recorded in the
+    ledger, and a resumed exploration does not pay for it again.
     """
 
     def __init__(self, model: Model | str | None = None) -> None:
         self._model = model
 
     async def summarise(self, attempt: Attempt) -> AttemptSummary:
-        """Return the summary of an attempt that is over; record it, unless that was done before."""
+        """Return the summary of an attempt that is over, and record it if it is new."""
         ledger = attempt.fork.ledger
         known = ledger.find_summary(attempt.id)
         if known is not None:
@@ -249,7 +249,7 @@ def _count_lines(branch: Branch) -> tuple[list[ChangedLines], int]:
         return [], 0
     try:
         return count_changed_lines(branch, _MAX_FILES)
-    except (BranchingError, OSError):  # such as a branch that the attempt dropped
+    except (BranchingError, OSError):  # the attempt may have dropped its branch, for example
         return [], 0
 
 
@@ -262,7 +262,7 @@ def _read_diff(branch: Branch) -> str:
 
 
 def _find_last_paragraph(text: str) -> list[str]:
-    """Return the last lines of a text that have no empty line between them: agents end with what they did."""
+    """Return the last paragraph of a text: agents end with a description of what they did."""
     lines: list[str] = []
     for line in reversed(text.strip().splitlines()):
         if not line.strip() or len(lines) == _MAX_ITEMS:
@@ -286,5 +286,5 @@ def _clean_line(text: str, limit: int = _MAX_LINE) -> str:
 
 
 def _quote(text: str) -> str:
-    """Mark every line as material, so that none of them can pass for a heading."""
+    """Mark every line as material, so that none of them can be taken for a heading."""
     return "\n".join(f"    | {line}" for line in text.splitlines())

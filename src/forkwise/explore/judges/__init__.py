@@ -1,1 +1,1 @@
-"""Judges that choose between attempts which the tests leave level: in pairs, by a function, a command or a model."""
+"""Judges that choose between attempts with equal test results: in pairs, by a function, a command or a model."""

@@ -1,7 +1,7 @@
-"""Contest: attempts that the tests leave level, compared in pairs by a judge.
+"""Contest: attempts with equal test results, compared in pairs by a judge.
 
-What the tests say counts first: a judge is asked only about the successes with the best test scores. Of attempts with
-the same changes only the first is compared. The ledger records every match, the judge's vote and what it cost.
+Test results come first: a judge is asked only about the successes with the best test scores. Of attempts with the same
+changes only the first is compared. The ledger records every match, the judge's vote and what it cost.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = [
     "read_diff",
 ]
 
-_PARALLEL = 4  # matches at a time: more would run into the limits of providers
+_PARALLEL = 4  # matches at a time: more would exceed providers' rate limits
 _MAX_REASON = 500  # characters
 BY_ORDER = "it chose by the order of the two"  # why a judge did not decide between two attempts
 
 
 @dataclass(frozen=True, slots=True)
 class PairAnswer:
-    """A judge's answer on two attempts: 0 or 1 for the better one, None if they are equally good or it wavers."""
+    """A judge's answer on two attempts: 0 or 1 for the better one, None for a tie or a contradiction."""
 
     choice: int | None
     confidence: float = 1.0
@@ -92,7 +92,7 @@ def find_name(judge: JudgeLike) -> str:
 class FunctionJudge(PairJudge):
     """A function that gets two directories and returns 0 or 1 for the better one.
 
-    Each pair is asked about twice, in both orders. If the answers contradict each other, that is a tie.
+    It is asked about each pair twice, in both orders. If the answers contradict each other, the result is a tie.
     """
 
     def __init__(self, function: Callable[[Path, Path], Any]) -> None:
@@ -103,7 +103,7 @@ class FunctionJudge(PairJudge):
     async def compare(self, first: Attempt, second: Attempt) -> PairAnswer:
         paths = await run_in_thread(lambda: (first.own_branch.path, second.own_branch.path))
         choice, turned = await self._ask(*paths), await self._ask(*reversed(paths))
-        if choice == turned:  # the same place, so not the same attempt
+        if choice == turned:  # the same position both times, so a different attempt each time
             return PairAnswer(None, 0.0, BY_ORDER)
         return PairAnswer(choice)
 
@@ -146,8 +146,8 @@ class _Match:
 class Contest:
     """The matches between attempts of one run; a pair is judged once.
 
-    With ``knockout``, the loser of a match is out: fewer matches, of which n attempts need n − 1. Otherwise every pair
-    is compared, and the most wins count.
+    With ``knockout``, the loser of a match is out, so that n attempts need only n − 1 matches. Otherwise every pair is
+    compared, and the attempt with the most wins is the winner.
     """
 
     def __init__(self, judge: JudgeLike, *, knockout: bool = False) -> None:
@@ -156,14 +156,14 @@ class Contest:
         self._matches: dict[frozenset[str], _Match] = {}
 
     async def choose_accepted(self, search: Search, attempts: Sequence[Attempt]) -> Attempt | None:
-        """Return the winner that still passes its tests on what is in the workspace by now; see ``choose``."""
+        """Return the winner that still passes its tests on top of the workspace's current files; see ``choose``."""
         while (winner := await self.choose(search, attempts)) is not None:
             if await search.accept(winner):
                 return winner
         return None
 
     async def choose(self, search: Search, attempts: Sequence[Attempt]) -> Attempt | None:
-        """Return the winner among attempts that are over; None without a success, or if only a failed judge could say.
+        """Return the winner among attempts that are over; None if none succeeded, or if a failed judge leaves it open.
 
         Of attempts between which the judge does not decide, the one with the higher scores wins. If these are equal
         and the judge failed, there is no winner, and a warning says so.
@@ -191,7 +191,7 @@ class Contest:
         return played, [attempt for attempt in attempts if (points[attempt], attempt.scores) == most]
 
     async def _play_knockout(self, attempts: Sequence[Attempt]) -> tuple[list[_Match], list[Attempt]]:
-        """Compare pairs until one is left; return the matches, and that one with those it could not be told from."""
+        """Compare pairs until one is left; return the matches, and that one together with its equals."""
         played: list[_Match] = []
         remaining = list(attempts)
         while len(remaining) > 1:
@@ -278,7 +278,7 @@ class Contest:
 
 
 def _find_level(search: Search, best: Attempt, successes: Sequence[Attempt]) -> list[Attempt]:
-    """Return the successes whose tests came out as well as those of the best."""
+    """Return the successes whose test results equal those of the best."""
     count = count_test_scores(search)
     found = [attempt for attempt in successes if attempt.scores[:count] == best.scores[:count]]
     return [attempt for attempt in found if attempt.rank[0] == best.rank[0]]  # changed something, as the best did
@@ -291,7 +291,7 @@ def count_test_scores(search: Search) -> int:
 
 
 def _drop_copies(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Leave out attempts whose diff an earlier one, or one with higher scores, has as well."""
+    """Leave out attempts with the same diff as an earlier one, or one with higher scores."""
     found: dict[bytes, Attempt] = {}
     for attempt in attempts:
         key = hashlib.sha256(read_diff(attempt).encode(errors="surrogateescape")).digest()

@@ -1,7 +1,7 @@
 """ModelJudge: a language model compares the diffs of two attempts, in both orders.
 
-The diffs are written by the attempts: each of their lines is marked, and the instructions call them material to be
-judged. Its answer is structured and can only name one of the two.
+Attempts wrote the diffs, so each line is marked, and the instructions call them material to be judged. The answer is
+structured and can only name one of the two.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class PairVerdict(BaseModel):
 class ModelJudge(PairJudge):
     """A judge on one model: any that pydantic-ai knows by name, ``"local"`` for the local model, or a model object.
 
-    Each pair is asked about twice, in both orders. A model that chooses by the order contradicts itself: that is a tie.
-    ``goal`` is what the attempts were asked to do. A question may take ``timeout`` seconds.
+    It is asked about each pair twice, in both orders. A model that chooses by the order contradicts itself, which
+    counts as a tie. ``goal`` is the task of the attempts. ``timeout`` limits each question, in seconds.
     """
 
     def __init__(self, model: Model | str, *, goal: str = "", timeout: float = _TIMEOUT_S) -> None:
@@ -76,7 +76,7 @@ class ModelJudge(PairJudge):
         one, other = await asyncio.gather(self._ask(*texts), self._ask(*reversed(texts)))
         choices = {"A": 0, "B": 1, "tie": None}
         choice, turned = choices[one.better], choices[other.better]
-        if choice is None or turned is None or choice == turned:  # the same place, so not the same attempt
+        if choice is None or turned is None or choice == turned:  # the same position is another attempt when turned
             reason = one.reason if one.better == other.better == "tie" else BY_ORDER
             return PairAnswer(None, 0.0, reason)
         return PairAnswer(choice, (one.confidence + other.confidence) / 2, one.reason)
@@ -116,5 +116,5 @@ def _build_agent(model: Model | str) -> Agent[None, PairVerdict]:
 
 
 def _quote(text: str) -> str:
-    """Mark every line, whatever ends it, so that no line of an attempt looks like one of the prompt."""
+    """Mark every line, whatever its line end, so that no line of an attempt looks like one of the prompt."""
     return "\n".join(f"{_BAR}{line}" for line in clean_text(text).splitlines()) or _BAR.rstrip()

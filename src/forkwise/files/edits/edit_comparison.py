@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["find_edits", "is_of_git", "list_committed"]
 
-_MOST_PATHS = 2000  # of a branch, and of the top directory
+_MOST_PATHS = 2000  # that a branch changed, and in the top directory
 
 
 def find_edits(branch: Branch, generation: int) -> list[str]:
@@ -33,7 +33,7 @@ def find_edits(branch: Branch, generation: int) -> list[str]:
     """
     workspace = branch.workspace
     since = BranchInfo.load(branch.home).forked_at_earliest
-    # Where a branch is a complete tree, what it changed is not known without reading that.
+    # If the branch is a complete tree, only reading all of it would show what it changed.
     delta = () if branch.view_kind.whole else branch.delta()
     changed = [change.path for change in islice(delta, _MOST_PATHS)]
     with closing_fd(open_root(workspace.target)) as root:

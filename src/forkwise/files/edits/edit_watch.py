@@ -1,7 +1,7 @@
 """Edits reported by the kernel: a thread that says which files of a workspace other programs change, as they do.
 
-It is for root, who may watch a filesystem. Its cost is bounded, whatever happens on the filesystem: it reads at
-intervals, for a small share of a processor, and the kernel drops what does not fit into its queue meanwhile.
+Only root may watch a filesystem. The cost is bounded, whatever happens on the filesystem: the thread reads at intervals
+and uses a small share of a processor, and the kernel drops events that do not fit into its queue meanwhile.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class EditWatch:
         pause_s = _INTERVAL_S
         while not is_over:
             ready = dict(poll.poll(_INTERVAL_S * 1000 if self._pending else None))
-            # Others of the same edit follow at once.
+            # More events of the same edit follow at once, so wait before reading.
             is_over = self._wake_fd in ready or bool(pause.poll(pause_s * 1000))
             before = time.thread_time()
             self._read()
@@ -106,7 +106,7 @@ class EditWatch:
                 break
         with suppress(OSError, BranchingError):  # the workspace is being removed, or its history cannot be read now
             if not found or self._workspace.state_dir.settled_head() is None:
-                return  # with a commit in progress, which may be what changes them
+                return  # a commit is in progress, and may itself be what changes them
             committed = list_committed(self._workspace, self._generation)
             new = [path for path in found if path not in committed and path not in self._known]
             new = new[: _MOST_PATHS - len(self._known)]

@@ -1,7 +1,7 @@
 """fanotify: the kernel reports to root which files on a filesystem were changed, by name and by process.
 
-One mark covers the whole filesystem, so the cost does not depend on the size of a tree. Events are named by the handle
-of their directory; which path that is has to be looked up, and is remembered.
+One mark covers the whole filesystem, so the cost does not depend on the size of a tree. Events name their directory by
+its handle; the path of that handle is looked up once and cached.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileWatch:
-    """The changes of the files below a directory by other processes, from now on.
+    """Reports the changes that other processes make to files below a directory, from now on.
 
     Raises OSError if the kernel does not report them: that needs root, Linux 5.9, and a filesystem whose files have
     handles.
@@ -118,7 +118,7 @@ class FileWatch:
         return found
 
     def _find_directory(self, handle: bytes) -> str | None:
-        """Return the path in the tree of a directory by its handle; None for another one."""
+        """Return the path of the directory with this handle; None if it is not in the tree."""
         if handle in self._paths:
             return self._paths[handle]
         if len(self._paths) >= _MOST_DIRECTORIES:

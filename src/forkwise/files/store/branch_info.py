@@ -139,7 +139,7 @@ class BranchInfo:
 
     @property
     def set_back(self) -> int:
-        """By how many nanoseconds the machine's clock was set back since the fork, as far as that can be known."""
+        """How many nanoseconds the machine's clock was set back since the fork, as far as that can be known."""
         return measure_set_back(self.clock, self.boot, self.forked)
 
     @property
@@ -150,7 +150,7 @@ class BranchInfo:
     def save(self, home: str) -> None:
         """Replace the file atomically; that of a kept branch also survives a power failure.
 
-        Other branches live as long as this process, so that they need no syncs.
+        Other branches do not outlive this process, so they need no syncs.
         """
         data = asdict(self)
         data["format"] = _FORMAT
@@ -224,7 +224,7 @@ class BranchInfo:
 
     @staticmethod
     def is_blank(home: str) -> bool:
-        """Return whether nothing was ever written to the disk of a branch's info: no file, no content or zeros."""
+        """Return whether a branch's info never reached the disk: there is no file, or it is empty or all zeros."""
         try:
             with open(f"{home}/{_FILE}", "rb") as file:
                 return not file.read(_MAX_BLANK).strip(b"\0")
@@ -243,7 +243,7 @@ def measure_set_back(clock: int, boot: str, moment: int) -> int:
     """Return by how many nanoseconds the machine's clock was set back since a moment, as far as that can be known.
 
     ``clock`` and ``boot`` are `read_clock` and the boot then. After a restart, the clock was set back if the moment is
-    still to come; then all changes that it hides were made since the restart.
+    still in the future; then all changes that it hides were made since the restart.
     """
     if not clock:
         return 0

@@ -34,9 +34,9 @@ EntryType = Literal["file", "directory", "symlink", "special"]
 class Change:
     """One path that a branch added, changed or deleted, with its new ``size`` and ``mode`` (if deleted, the old).
 
-    ``executor`` is what on the user's machine will run it or be told by it to run something, such as ``git (hook
-    pre-commit)``; empty for ordinary files. ``files`` is the number of changed files in a server's data directory,
-    which is one change.
+    ``executor`` is the program on the user's machine that will run it, or run something because of it, such as ``git
+    (hook pre-commit)``; empty for ordinary files. ``files`` is the number of changed files in a server's data
+    directory, which is one change.
     """
 
     path: str
@@ -52,8 +52,8 @@ class Change:
 class Delta:
     """All changes of a branch against its parent, sorted by path.
 
-    They are about files. What the branch did to git repositories of the workspace is in ``repository``, one value for
-    each; of a repository's own directory ``changes`` has only what makes git run something, such as hooks.
+    They are changes to files. What the branch did to git repositories of the workspace is in ``repository``, one value
+    for each; from a repository's own directory, ``changes`` has only what makes git run something, such as hooks.
 
     Names that are not UTF-8 are decoded as Python does everywhere (``os.fsdecode``).
     """
@@ -89,7 +89,7 @@ class Delta:
 
     @property
     def databases(self) -> str:
-        """A line for each data directory of a server that changed, to stand before a diff; empty without any."""
+        """One line for each server's data directory that changed, to print before a diff; empty if none did."""
         return "".join(f"Database {c.path}: {c.files} files, {c.size} bytes\n" for c in self.changes if c.files)
 
     def add(self, changes: Iterable[Change]) -> Delta:

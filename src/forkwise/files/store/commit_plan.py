@@ -341,7 +341,7 @@ def _fold(
             if join(path, name) in dropped or (is_whiteout(new) and is_whiteout(old)):
                 continue
             if stat.S_ISDIR(old.st_mode) and any(d.startswith(join(path, name) + "/") for d in dropped):
-                continue  # a layer's directory is replaced as a whole or not at all, and a path in it is dropped
+                continue  # a layer's directory is replaced as a whole or not at all, and a path in it has to stay
             if is_whiteout(new) and has_nothing_below:
                 slot = str(sum(len(run.steps) for run in plan.runs) + 1)
                 plan.add(path, JournalStep("take", name, slot, leaves=old.st_ino, held=_held(None, old)))

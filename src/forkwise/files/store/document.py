@@ -150,7 +150,7 @@ def check_name(value: object, field: str) -> str:
 
 
 def check_path(value: object, field: str) -> str:
-    """Return a path of plain names below a root, which is the empty path; none of forkwise's own directories in it."""
+    """Return a path of plain names below a root (the empty path) that does not lead into forkwise's own directories."""
     if value == "":
         return ""
     for name in check_type(value, str, field).split("/"):

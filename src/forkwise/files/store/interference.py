@@ -1,8 +1,8 @@
 """Interference: what other processes did, while a commit ran, to the entries that it removes from its target.
 
 A commit compares its target with the branch, and then renames. A file that an editor saves between the two, by a rename
-or in place, leaves the target unseen. So every entry that left it is compared with what was planned, and a file that
-a process still has open for writing counts as changed, because its next write would be lost.
+or in place, would be moved out of the target unnoticed. So every entry that was moved out is compared with what was
+planned, and a file that a process still has open for writing counts as changed, because its next write would be lost.
 """
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ def has_same_owner(new: os.stat_result, old: os.stat_result) -> bool:
 StepCode = Literal["put", "swap", "take", "rmdir", "mkdir"]
 _INVERSE: dict[StepCode, StepCode] = {"put": "take", "take": "put", "swap": "swap", "rmdir": "mkdir", "mkdir": "rmdir"}
 _OVERTAKEN = (errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR, errno.ELOOP)
-_MOST_EXCHANGES = 1000  # with a process that saves a file again and again
-_MOST_OPEN = 16  # directories: steps, metadata and checks come back to them soon, or not at all
+_MOST_EXCHANGES = 1000  # in case a process saves a file again and again
+_MOST_OPEN = 16  # directories: steps, metadata and checks need one again soon or not at all
 _HALFWAY = "halfway"  # no slot has this name
 _SLOT = re.compile(r"[0-9]{0,18}\Z", re.ASCII)
 _MODE = 0o7777
@@ -161,8 +161,9 @@ Held: TypeAlias = tuple[list[int] | None, list[int] | None]
 class JournalStep:
     """One rename between the target and a slot.
 
-    An empty ``slot`` is the same path in the layer, any other a name in the side directory. ``enters`` and ``leaves``
-    are the inode numbers that the rename moves into and out of the target, ``changed`` their ctimes before it.
+    An empty ``slot`` stands for the same path in the layer; any other is a name in the side directory. ``enters`` and
+    ``leaves`` are the inode numbers that the rename moves into and out of the target, ``changed`` their ctimes before
+    it.
 
     ``held`` has the mode and mtime of the directories that enter and leave: a rename changes a directory's ``..``, for
     which all filesystems require write permission and some set its mtime. ``facts`` is the metadata of a directory that
@@ -237,7 +238,7 @@ class Run:
 
 
 def invert(runs: Iterable[Run], metas: Iterable[Meta]) -> tuple[list[Run], list[Meta]]:
-    """Return the steps and metadata that undo others."""
+    """Return the steps and metadata changes that undo the given ones."""
     back = [Run(r.directory, [s.inverse() for s in reversed(r.steps)]) for r in reversed(list(runs))]
     return back, [m.inverse() for m in metas]
 
@@ -252,9 +253,9 @@ class Slots:
         self._directories: dict[tuple[int, str], int] = {}
 
     def open(self, root: int, path: str) -> int:
-        """Return a descriptor, with ``O_PATH``, of a directory below the target or the layer; it stays open.
+        """Open a directory below the target or the layer with ``O_PATH``, and return the descriptor, which stays open.
 
-        Of all directories opened, only the last few are open.
+        Only the last few directories stay open, so the caller uses the descriptor at once.
         """
         fd = self._directories.get((root, path))
         if fd is None:
@@ -317,7 +318,7 @@ def revert_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, start
             if error.errno not in NOT_THERE:
                 raise
             if error.errno != errno.ENOENT:  # ENOENT: inside a directory that was itself never put
-                left.append(run.directory)  # another process replaced it by a mount point or a symlink
+                left.append(run.directory)  # another process replaced it with a mount point or a symlink
             continue
         with here:
             left += [join(run.directory, s.name) for s in reversed(run.steps) if not here.undo(s, started)]
@@ -430,7 +431,7 @@ class _RunDirectories:
             leases.close()
 
     def _move_out(self, step: JournalStep, fd: int, slot: str, started: int) -> bool:
-        """Move the entry that a step put out of the target; leave there what another process puts there meanwhile."""
+        """Move a step's new entry out of the target again; leave there what another process puts there meanwhile."""
         _move(self.target, step.name, fd, slot)
         if _inode(fd, slot) == step.enters and not _is_new_file(fd, slot, started):
             return True
@@ -438,9 +439,9 @@ class _RunDirectories:
         return False
 
     def _exchange_out(self, fd: int, slot: str, name: str, started: int, expected: int) -> bool:
-        """Exchange the entry ``expected`` in the target for that of a slot; return whether that is there at the end.
+        """Exchange the entry ``expected`` in the target for the slot's; return whether the slot's is there at the end.
 
-        If another process puts an entry there meanwhile, that comes out instead and is exchanged back.
+        If another process puts an entry there meanwhile, the exchange moves that one out, and is reverted.
         """
         is_in_target = True
         entering = _inode(fd, slot)
@@ -608,7 +609,7 @@ def _set_meta(fd: int, name: str, wanted: list[int], attributes: dict[str, str] 
 def set_mtime(fd: int, name: str, atime: int, mtime: int) -> None:
     """Set the times of an entry, unless it belongs to another user: only its owner and root may do that.
 
-    The owner that stat(2) returns does not say whose it is: in a user namespace, all users of the outside are 65534.
+    The uid from stat(2) is not enough to tell: in a user namespace, all users outside it appear as 65534.
     """
     try:
         os.utime(name, ns=(atime, mtime), dir_fd=fd, follow_symlinks=False)

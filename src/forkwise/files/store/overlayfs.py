@@ -45,8 +45,8 @@ __all__ = [
 #: Paths in a layer, each with its marks and their values in hexadecimal.
 Marks: TypeAlias = list[tuple[str, dict[str, str]]]
 
-#: The prefixes of the marks that a view sets, and that no program can set through it. Those of the other view are
-#: ordinary attributes there, without a meaning.
+#: The prefixes of the marks that a view sets, and that no program can set through it. In the other view they are
+#: ordinary attributes without meaning.
 OVERLAY_MARKS = ("user.overlay.",)
 FUSE_MARKS = ("user.fuseoverlayfs.", "trusted.overlay.")
 
@@ -142,7 +142,7 @@ def drop_mark_files(layer: str, files: Sequence[tuple[str, str]]) -> None:
 
 def mark_origins(layer: str, paths: Iterable[str], prefixes: Sequence[str]) -> None:
     """Mark files as copied up from the parent, to revert ``unmark``."""
-    for path in paths:  # fuse-overlayfs's origin is a path, an empty one of overlayfs means an unknown file
+    for path in paths:  # fuse-overlayfs's origin is a path; an empty origin of overlayfs means an unknown file
         _mark(layer, [path], prefixes[0] + "origin", os.fsencode(path) if prefixes == FUSE_MARKS else b"")
 
 
@@ -207,7 +207,7 @@ def _set(path: str, mark: str, value: bytes) -> None:
 
 @contextmanager
 def _accessible_file(path: str) -> Iterator[None]:
-    """Let this user read and write an own file while the block runs: the kernel requires it for user attributes."""
+    """Let this user read and write their own file in the block, which the kernel requires for user attributes."""
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         mode = stat.S_IMODE(os.fstat(fd).st_mode)

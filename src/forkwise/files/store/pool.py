@@ -1,8 +1,8 @@
 """The pool of branch homes that are prepared in the background, so that creating many branches is fast.
 
 Most of the cost of a branch is creating its directories, its first file, and the kernel's part of its view. From the
-second branch of a workspace on, a process keeps a few homes ready. They are removed with the process, or after a while
-without a new branch.
+second branch of a workspace on, a process keeps a few homes ready. They are removed when the process ends, or when no
+branch was created for a while.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = ["BranchPool", "PooledHome", "pool_paused"]
 _CAPACITY = 16
 _PAUSE_S = 0.0003  # leaves the processor to the caller that has just got a branch
 _MAX_PAUSES = 3
-_MAX_DELAY_S = 0.1  # for which ``pool_paused`` delays filling
-_IDLE_S = 60.0  # after so long without a new branch the pool is dropped: its mounts keep their filesystem busy
+_MAX_DELAY_S = 0.1  # how long ``pool_paused`` delays filling at most
+_IDLE_S = 60.0  # without a new branch, until the pool is dropped: its mounts keep their filesystem busy
 _MAX_MOUNTS = 64  # mounts kept ready: each is a descriptor, and a branch keeps it until its view is first used
 _TICK_NS = 900_000  # no kernel's coarse clock ticks faster
 _TOUCHES = 50
@@ -46,7 +46,7 @@ _pauses: list[None] = []  # one for each ``pool_paused`` block that runs
 
 @contextmanager
 def pool_paused() -> Iterator[None]:
-    """Delay the filling of pools while the block runs, for a short time at most: it uses processors and the disk."""
+    """Delay the filling of pools, which uses processors and the disk, for a short time while the block runs."""
     _pauses.append(None)
     try:
         yield
@@ -203,8 +203,8 @@ def _identify(directory: str) -> tuple[int, int, int]:
 def _has_fine_clock(home: str) -> bool:
     """Return whether timestamps are multigrain: each change of a file that was read since the last has its own time.
 
-    Only then the mtime of a file can be the time of a fork. A coarse clock gives two changes the same time, or times
-    that are a whole tick apart.
+    Only then can the mtime of a file serve as the time of a fork. With a coarse clock, two changes have the same time,
+    or times a whole tick apart.
     """
     before = os.stat(home).st_mtime_ns
     for _ in range(_TOUCHES):

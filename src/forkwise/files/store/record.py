@@ -1,8 +1,8 @@
 """``record.json``: the record of one commit on disk, and the records of commits that were rolled back.
 
 A path counts as changed by another writer if its ctime is not before the time of a fork or a commit. A rollback changes
-ctimes too: the commit's steps have renamed every entry twice. So the record of a rolled-back commit is kept with the
-time at which the rollback was complete, and ``RolledBack`` looks up the ctime that an entry had before.
+ctimes too, because every entry has been renamed twice. So the record of a rolled-back commit is kept with the time at
+which the rollback was complete, and ``RolledBack`` looks up the ctime that an entry had before.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
 
 
 _FORMAT = 1
-_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)  # that check takes half of the time
+_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)  # that check would take half of the time
 _FILE = "record.json"
 _NEW_FILE = "record.new"
 _SIDE = re.compile(r"history/([0-9]{1,15})\Z", re.ASCII)
@@ -200,7 +200,7 @@ class RecordFile:
         try:
             os.utime(self.fd)
             found = os.fstat(self.fd)
-            #: The time by the filesystem's clock, which no later change on it is before.
+            #: The current time by the filesystem's clock: no later change has an earlier time.
             self.opened = found.st_mtime_ns
             if found.st_size:
                 os.ftruncate(self.fd, 0)
@@ -225,7 +225,7 @@ class RecordFile:
         os.rename(f"{self._directory}/{_NEW_FILE}", f"{self._directory}/{_FILE}")
 
     def finish(self) -> None:
-        """Store the current time by the filesystem's clock, as the mtime of the file, as the end of all steps."""
+        """Store the current time by the filesystem's clock as the end of all steps, in the mtime of the file."""
         tick(self.fd)
 
 
@@ -278,7 +278,7 @@ def _parse(data: dict[str, Any], number: int) -> Record:
 
 
 def _check_repository(found: dict[str, Any]) -> None:
-    """Raise ValueError or TypeError unless what was done in a repository is possible."""
+    """Raise ValueError or TypeError unless every value of what was done in a repository is possible."""
     check_path(found["directory"], "repository")
     check_text(found["label"], "label")
     for name, *sides in check_type(found["references"], list, "references"):
@@ -340,11 +340,11 @@ class RolledBack:
             names = [n for n in os.listdir(f"{state_dir.path}/history") if "-" in n and _KEPT.match(n)]
         except FileNotFoundError:
             names = []
-        # The list is read once, because version 0.1.0 did not leave the mark; and a power failure may have removed it.
+        # The list is read once even without the mark: version 0.1.0 left none, and a power failure may have removed it.
         state_dir.has_no_rolled_back = not names
         known = []
         for name in names:
-            # Without one of them, its paths count as changed by another writer, which is a conflict at most.
+            # If one cannot be read, its paths count as changed by another writer: at worst, that is a conflict.
             with suppress(StateError):
                 record = Record.load(f"{state_dir.path}/history/{name}")
                 if record is not None:
@@ -364,7 +364,7 @@ class RolledBack:
 def load_interrupted(state_dir: StateDir, history: str) -> Record | None:
     """Read the record of a commit that was started and not finished; None if there is none.
 
-    A damaged one is set aside, with everything next to it: which of its steps were applied is not known.
+    A damaged record is set aside with everything next to it, because it is not known which of its steps were applied.
     """
     try:
         return Record.load(history)
@@ -399,7 +399,7 @@ def is_rolled_back(history: str) -> bool:
 def mark_rolled_back(history: str) -> int:
     """Mark a commit as rolled back, and return the time by the filesystem's clock.
 
-    The mark is a symlink: on a full disk that needs no more than a name in a directory.
+    The mark is a symlink, because on a full disk that needs only a name in a directory.
     """
     new = f"{history}/{_MARK}.new"
     with suppress(FileNotFoundError):

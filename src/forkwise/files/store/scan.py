@@ -134,8 +134,9 @@ class Scan:
     that a commit leaves out (``specials``). ``mark_files`` are the files of fuse-overlayfs itself, ``mounted`` changed
     directories on which another filesystem is mounted in the parent, ``moved`` files that were copied from the parent
     under another name, ``appeared`` directories that the parent did not have at the fork. ``rolled_back`` corrects
-    ctimes in the parent that a rollback has set. ``repository`` are entries of git repositories, once ``entries`` are
-    without them. ``data`` are the data directories that are committed as a whole, ``parent`` is the parent's directory.
+    ctimes in the parent that a rollback has set. ``repository`` are the entries of git repositories, once they are
+    removed from ``entries``. ``data`` are the data directories that are committed as a whole, ``parent`` is the
+    parent's directory.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -153,7 +154,7 @@ class Scan:
     parent: str = ""
 
     def find_data(self, path: str) -> str | None:
-        """Return the data directory that contains a path, or is it; None if it is in none."""
+        """Return the data directory that is or contains a path; None if there is none."""
         return next((data for data in self.data if path == data or path.startswith(f"{data}/")), None)
 
     def list_data_paths(self) -> set[str]:
@@ -173,7 +174,7 @@ class Scan:
         return replace(
             self,
             entries=entries,
-            # A directory in which nothing but such paths changed has another time, which does not count.
+            # A directory in which only such paths changed differs by its mtime alone, which does not count.
             touched=[t for t in self.touched if t.path not in paths and (t.is_changed or t.path not in quiet)],
             specials=[path for path in self.specials if not _is_beneath(path, paths)],
         )
@@ -347,7 +348,7 @@ class Reader:
                     marks = [a for a in os.listxattr(prefix + name, follow_symlinks=False) if is_mark(a)]
                     self.mark(path, name, new, marks)
                     if self.mark_files and self._is_copied(prefix + name, marks, path, name):
-                        unit.copied = True  # fuse-overlayfs marks no directories, so their files tell
+                        unit.copied = True  # fuse-overlayfs does not mark directories, so the files in them decide
                 self.add(Entry(path, name, new, parent.lookup(name), False, False))
                 if stat.S_ISDIR(new.st_mode):
                     pending.append(join(path, name))
@@ -475,7 +476,7 @@ def _read_user_attributes(fd: int | str, names: list[str]) -> dict[str, bytes]:
 
 
 def _is_own(beneath: str, mark: str, directory: str, name: str) -> bool:
-    """Return whether an origin is of this path: fuse-overlayfs stores a path, and the mark moves with the file."""
+    """Return whether an origin names this path: fuse-overlayfs stores the path, and the mark moves with the file."""
     if not mark.startswith("user.fuseoverlayfs."):
         return True
     return read_mark(beneath, mark).rstrip(b"\0") == os.fsencode(join(directory, name))
@@ -621,7 +622,7 @@ class _TreeReader(Reader):
 
 
 def compare_trees(tree: str, parent: str, is_ignored: Callable[[str], bool]) -> Scan:
-    """Compare a whole tree with its parent's, entry by entry, without any record of the fork.
+    """Compare a whole tree with its parent, entry by entry, without any record of the fork.
 
     Files of the same size, mode and mtime count as equal, others are read. ``is_ignored`` is called with names at the
     root. No extended attributes are read, because the filesystem may have none.

@@ -285,8 +285,8 @@ def locate(
     In this order: the directory in ``state`` or $FORKWISE_STATE; the user's state directory, if it is on the
     workspace's filesystem; a hidden directory next to the workspace or next to one of its parents; the user's state
     directory even though it is on another filesystem. One that another user could write to is never used.
-    ``outside`` is the mount point of a filesystem with branches of its own; the state must not be there, and is not
-    that of the directory below the mount.
+    ``outside`` is the mount point of a filesystem that has its own branches: the state must not be there, and the state
+    of the directory that the mount hides is not used.
     """
     workspace = os.path.realpath(path)
     if not os.path.isdir(workspace):
@@ -340,7 +340,7 @@ def _report_untrusted(workspace: str, root: str, key: str, problem: str) -> None
 
 
 def _identify(state: str, workspace: str) -> None:
-    """Record in a new state directory whose it is. Raise NewerStateError if a newer version has written it."""
+    """Record in a new state directory whose state it holds. Raise NewerStateError if a newer version wrote it."""
     path = f"{state}/{_WORKSPACE}"
     try:
         document, _ = read_document(path, newest=FORMAT)

@@ -60,8 +60,8 @@ def is_state_path(path: str) -> bool:
 def user_roots() -> list[str]:
     """List the roots in this user's own state directory.
 
-    If the one that the environment names belongs to another user, as with ``sudo`` and the caller's ``HOME``, that of
-    the account follows.
+    If the environment names a directory of another user, as under ``sudo`` with the caller's ``HOME``, the account's
+    own directory follows in the list.
     """
     root = os.path.abspath(f"{os.environ.get('XDG_STATE_HOME') or os.path.expanduser('~/.local/state')}/forkwise")
     if os.stat(_existing(root)).st_uid == os.geteuid():
@@ -126,7 +126,7 @@ def find_problem(path: str) -> str | None:
 
 
 def is_own(path: str) -> bool:
-    """Return whether a path exists, is no symlink, and belongs to this user."""
+    """Return whether a path exists, is not a symlink, and belongs to this user."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -151,7 +151,7 @@ def remember_root(root: str) -> None:
 
 
 def list_known_roots() -> list[str]:
-    """List all roots of this user: of the environment, of the state directory, and those that were remembered."""
+    """List all roots of this user: from the environment, from the state directory, and those remembered."""
     given = os.environ.get("FORKWISE_STATE")
     found = [os.path.abspath(given)] if given else []
     for directory in user_roots():
@@ -221,7 +221,7 @@ def _find_replaceable(directory: str) -> str | None:
 
 
 def _has_access_list(directory: str) -> bool:
-    """Return whether an ACL may give other users access; the group's bits of the mode are then its mask."""
+    """Return whether an ACL may grant other users access; the mode's group bits are then its mask."""
     try:
         return "system.posix_acl_access" in os.listxattr(directory)
     except OSError:
@@ -250,7 +250,7 @@ def _is_private_group(gid: int) -> bool:
 
 @functools.cache
 def _is_user_unknown() -> bool:
-    """Return whether this user namespace shows users that it does not have as the overflow user."""
+    """Return whether this user namespace lacks some users, and shows them as the overflow user."""
     try:
         with open("/proc/self/uid_map") as file:
             return file.read().split() != ["0", "0", "4294967295"]

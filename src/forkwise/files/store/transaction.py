@@ -196,7 +196,7 @@ class Transaction:
     def fill_contents(self, contents: Mapping[str, bytes | None]) -> tuple[list[Run], list[OldEntry]]:
         """Write new contents of files into slots; return the steps that exchange them, and the entries these remove.
 
-        None removes a file. Files below a directory that the target does not have enter together with that.
+        None removes a file. Files in a directory that the target lacks are moved there together with that directory.
         """
         runs: list[Run] = []
         removed: list[OldEntry] = []
@@ -235,7 +235,7 @@ class Transaction:
         return runs, removed
 
     def lock(self, paths: Sequence[str]) -> None:
-        """Create git's lock files in the target, until the transaction ends, also if this process is killed.
+        """Create git's lock files in the target. They stay until the transaction ends, even if this process is killed.
 
         Raises CommitError if a lock exists and does not go away.
         """
@@ -411,7 +411,7 @@ def recover(state_dir: StateDir, target: str) -> list[str]:
         if record and not is_rolled_back(history):
             left = _roll_back(state_dir, target, history, record)
             mark_rolled_back(history)  # from here on its slots may be deleted
-            if record.stage:  # they are on another filesystem, where that could be on the disk before the mark
+            if record.stage:  # on another filesystem their deletion could reach the disk before the mark
                 sync_directories([history])
         _release_locks(history, target)
         _remove_stage(state_dir, target, record, "before")
@@ -488,7 +488,7 @@ def _stat(fd: int, name: str) -> os.stat_result | None:
 def _write_slot(
     side: int, slot: str, files: Mapping[str, bytes | None], like: os.stat_result, *, is_new: bool
 ) -> os.stat_result:
-    """Write a file, or a directory with files, into a slot; owner and mode are as of the entry ``like``."""
+    """Write a file, or a directory with files, into a slot, with the owner and mode of the entry ``like``."""
     mode = stat.S_IMODE(like.st_mode)
     for inside, content in files.items():
         path = f"{slot}/{inside}" if inside else slot
@@ -514,7 +514,7 @@ def _set_owner(path: str, side: int, like: os.stat_result) -> None:
 
 @contextmanager
 def as_commit_error(message: str) -> Iterator[None]:
-    """Turn an OSError of the block into a CommitError that begins with ``message``."""
+    """Turn an OSError raised in the block into a CommitError that begins with ``message``."""
     try:
         yield
     except OSError as error:

@@ -53,7 +53,7 @@ def run_later(job: Callable[[], object]) -> None:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Start the jobs of ``run_later`` only when the block ends, so that they take no processor from its code."""
+    """Start the jobs of ``run_later`` only when the block ends, so that they do not slow it down."""
     jobs: list[Callable[[], object]] = []
     before = _caller.held
     _caller.held = jobs
@@ -62,7 +62,7 @@ def deferred() -> Iterator[None]:
     finally:
         _caller.held = before
         if jobs:
-            run_later(lambda: _run_all(jobs))  # as one: each wakes the thread, which then waits for this one's locks
+            run_later(lambda: _run_all(jobs))  # as one: each job wakes the thread, which waits for the caller's locks
 
 
 def _run_all(jobs: list[Callable[[], object]]) -> None:
@@ -72,7 +72,7 @@ def _run_all(jobs: list[Callable[[], object]]) -> None:
 
 
 def wait_until_empty() -> None:
-    """Block until all jobs so far are done, and those that they start."""
+    """Block until all jobs so far, and the jobs that they start, are done."""
     jobs = _Background.get().jobs
     while True:
         done = threading.Event()

@@ -114,7 +114,7 @@ class View(ABC):
     def hide_frozen(self, home: str) -> tuple[bool, int]:
         """Unmount the view of a frozen branch; return what ``hide`` returns, and a descriptor, -1 if there is none.
 
-        The caller closes it in the background: that takes as long as the rest.
+        The caller closes the descriptor in the background, because closing takes as long as the rest.
         """
         return self.hide(home), -1
 
@@ -128,12 +128,12 @@ class View(ABC):
 
     @abstractmethod
     def release(self, home: str) -> None:
-        """Release everything except plain files (mounts, helper processes, subvolumes), so that ``home`` can go."""
+        """Release all but plain files (mounts, helper processes, subvolumes), so that ``home`` can be deleted."""
 
     def put_back(self, home: str, lowers: Sequence[str], paths: Sequence[str]) -> bool:
-        """Give a branch that was never shown the workspace's version of some paths, by changing its layer.
+        """Restore some paths of a branch that was never shown to the workspace's version, by changing its layer.
 
-        Returns False, and has changed nothing, if that takes the view; so do all whole views.
+        Returns False and changes nothing if that is possible only through the view, as it is for all whole views.
         """
         return False
 
@@ -191,8 +191,8 @@ class DetachedMount:
     def attach(self, layer: str, view: str) -> bool:
         """Attach the mount at ``view``, visible to all processes; return False if that is not possible.
 
-        It is not if a process has written to the layer directly since the mount was made, or if the mount belongs to
-        the process from which this one was forked.
+        It is not possible if a process has written to the layer directly since the mount was made, or if the mount
+        belongs to the process from which this one was forked.
         """
         if self._fd < 0 or _stamp(layer) != self._stamp:
             return False

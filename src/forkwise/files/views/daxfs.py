@@ -1,7 +1,7 @@
 """The driver for a workspace that is itself a DaxFS mount; each of its branches is a separate mount.
 
 DaxFS creates, commits and aborts branches by mount options. The calls of the new mount interface are here because only
-DaxFS needs to pass a dma-buf by them.
+DaxFS needs them, to pass a dma-buf.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def _read_open_flags(pid: int, fd: str) -> int:
 def _is_in_sandbox(home: str, view: str) -> bool:
     """Return whether a process of another mount namespace sees the view at a path outside of the branch's home.
 
-    Every mount namespace has a copy of the view at its own path too, in which the sandboxes of others cover it.
+    A copy of the view at its own path, which every mount namespace has, does not count.
     """
     device = os.stat(view).st_dev
     number = f" {os.major(device)}:{os.minor(device)} "

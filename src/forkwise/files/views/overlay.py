@@ -159,7 +159,7 @@ class OverlayView(View):
 
     def freeze(self, home: str, lowers: Sequence[str]) -> None:
         try:
-            # Without a look whether it is mounted: the kernel remounts nothing at a path that is no mount point.
+            # No need to check whether it is mounted: the kernel does not remount a path that is not a mount point.
             mount("none", f"{home}/view", None, MS_REMOUNT | MS_RDONLY)
         except OSError as error:
             if not _is_mounted(home):
@@ -185,7 +185,7 @@ class OverlayView(View):
 
 @contextmanager
 def _probe_home(state: str) -> Iterator[str]:
-    """Yield a new home for a trial mount, and remove it with the block.
+    """Yield a new home for a trial mount, and remove it when the block ends.
 
     Its descriptor holds a lock, by which another process finds out that this one was killed.
     """
@@ -194,7 +194,7 @@ def _probe_home(state: str) -> Iterator[str]:
         os.mkdir(home, 0o700)
         held = _lock_probe(home, needs_lock=False)
         if held is not None:
-            break  # otherwise another process took it for abandoned, between its creation and its lock
+            break  # otherwise another process removed it as abandoned before it was locked
     with closing_fd(held):
         try:
             yield home
@@ -280,7 +280,7 @@ def put_back_in_layer(home: str, lowers: Sequence[str], paths: Sequence[str], pr
         for directory, names in sorted(names_by_directory.items()):
             with lower.directory(directory) as below:
                 if not below.fds:
-                    continue  # the layers below have something else in the place of the directory, or nothing
+                    continue  # the layers below have no directory there
                 made += _make_directories(root, directory)
                 with closing_fd(open_directory(root, directory)) as target:
                     copied = _copy_names(workspace, directory, names, target)
@@ -309,7 +309,7 @@ def _make_directories(root: int, directory: str) -> list[str]:
 
 
 def _copy_names(workspace: int, directory: str, names: Sequence[str], target: int) -> dict[str, bool]:
-    """Copy those of some names that the workspace has in a directory; return them, True for a directory."""
+    """Copy the ``names`` that the workspace has in a directory; return those copied, True for a directory."""
     copied: dict[str, bool] = {}
     try:
         source = open_directory(workspace, directory)
@@ -321,13 +321,13 @@ def _copy_names(workspace: int, directory: str, names: Sequence[str], target: in
         for name in names:
             with suppress(FileNotFoundError):
                 copy_entry(source, name, target, name)
-                # What cannot be copied, such as a socket, is not there.
+                # copy_entry skips sockets and the like, so they are missing here.
                 copied[name] = stat.S_ISDIR(os.stat(name, dir_fd=target, follow_symlinks=False).st_mode)
     return copied
 
 
 def _link(whiteout: str, name: str, directory: int) -> None:
-    """Hard-link a whiteout, as overlayfs does; make another if it has as many links as it can have."""
+    """Hard-link a whiteout, as overlayfs does; create another if it has reached the limit on links."""
     try:
         os.link(whiteout, name, dst_dir_fd=directory, follow_symlinks=False)
     except OSError as error:
@@ -364,7 +364,7 @@ def release_private_mount(home: str) -> None:
 
 
 def is_private_elsewhere(home: str) -> bool:
-    """Return whether another process has the branch mounted in a private namespace, or any is about to mount it."""
+    """Return whether another process has the branch mounted in a private namespace, or any process is about to."""
     if not os.path.lexists(f"{home}/{_PRIVATE}"):
         return False
     try:
@@ -379,7 +379,7 @@ def is_private_elsewhere(home: str) -> bool:
 
 
 def _write_owner(home: str, entry: list[object]) -> None:
-    """Replace the file that names the owner: a rename, so that a reader without the lock sees one or the other."""
+    """Replace the file that names the owner, by a rename, so that a reader without the lock sees a complete file."""
     beside = f"{home}/.{_PRIVATE}-{os.getpid()}-{threading.get_ident()}"
     try:
         with open(beside, "w") as file:
@@ -435,7 +435,7 @@ def _mount_once(home: str, lowers: Sequence[str], writable: bool) -> None:
 
 
 def clear_volatile_mark(home: str) -> bool:
-    """Remove the mark with which the kernel refuses to mount a layer again that was mounted volatile.
+    """Remove the mark because of which the kernel refuses to mount a volatile layer again.
 
     The layer's content is valid as long as the machine has not crashed since; a branch that is older than the boot is
     not committed without an explicit request.

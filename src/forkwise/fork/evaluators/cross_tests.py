@@ -37,14 +37,14 @@ _MAX_TESTS = 500  # of one attempt
 
 @dataclass(frozen=True, slots=True)
 class _Contribution:
-    """The test files that an attempt added, and what they found: the tests that passed, by attempt; None in doubt."""
+    """The test files that an attempt added, and their results: the tests that passed, by attempt; None if in doubt."""
 
     author: Attempt
     base: frozenset[str]
     passed: Mapping[Attempt, frozenset[str]]
 
     def list_valid(self) -> list[str]:
-        """List the tests that say something: see CrossTests."""
+        """List the valid tests, as CrossTests defines them."""
         names = sorted({name for passed in self.passed.values() for name in passed})[:_MAX_TESTS]
         return [name for name in names if self._is_valid(name)]
 
@@ -60,8 +60,8 @@ class CrossTests(Evaluator):
     Test files that an attempt added run on every success of the group. A test is valid if it fails on the base or
     passes on the majority of the successes, and in either case passes on at least one that is not its author's: an
     attempt could otherwise add tests that only its own solution passes. The score is the mean over the other attempts
-    with valid tests, however many tests each added. If only one attempt has valid tests, its own count for it as well:
-    others confirm them.
+    with valid tests, however many tests each added. If only one attempt has valid tests, they count for that attempt
+    too, because others confirm them.
 
     ``tests`` says how tests are run; only their files are taken from attempts, no ``conftest.py`` and no configuration.
     At most ``max_files`` files of each attempt run, for ``timeout`` seconds in each run and ``total_timeout`` seconds
@@ -125,7 +125,7 @@ class CrossTests(Evaluator):
         return _Contribution(author, before, passed)
 
     def _read_tests(self, branch: Branch, base: Parent) -> dict[str, bytes]:
-        """Read the test files that a branch added: regular, small ones, named as tests are."""
+        """Read the test files that a branch added: small regular files with names of tests."""
         found: dict[str, bytes] = {}
         with suppress(BranchingError, OSError):
             tree = FileTree(os.fspath(branch.path), os.fspath(branch.workspace.path))

@@ -45,7 +45,7 @@ class Graders:
             if role in ("module", "script") and (role == "module") == (before.entry(path) is not None):
                 del roles[path]  # the project's own module of that name, or a script that only the attempt has
             elif role == "tables" and _is_same(path, now, before):
-                del roles[path]  # what was changed of it does not grade
+                del roles[path]  # the changed part of the file does not grade
         return cls(roles, tuple(path for path in roles if before.entry(path) is None))
 
     def find_own_tests(self, branch: Branch, base: Parent) -> list[str]:
@@ -114,7 +114,7 @@ def read_laid(scratch: Branch, seal: Seal) -> dict[str, bytes | None]:
 
 
 def lay_files(branch: Branch, contents: Mapping[str, bytes]) -> None:
-    """Write files into a scratch branch, in the place of whatever is there."""
+    """Write files into a scratch branch, replacing whatever is there."""
     tree = open_tree(branch)
     for path, content in contents.items():
         entry = tree.entry(path)
@@ -163,7 +163,7 @@ _BLOCK = 1 << 16
 
 
 class EvidencePipe:
-    """A FIFO that is read while the tests run, as a context manager. What was written cannot be changed any more.
+    """A FIFO that is read while the tests run, as a context manager. What was written to it cannot be changed later.
 
     The programs of ``injection`` are written into its directory.
     """
@@ -194,7 +194,7 @@ class EvidencePipe:
 
     @property
     def content(self) -> bytes | None:
-        """All that arrived; None if that was too much to be true. To be read after the block."""
+        """Everything that arrived; None if it is too much to be genuine. Read it after the block."""
         return b"".join(self._pieces) if self._size <= _MAX_BYTES else None
 
     def _read(self) -> None:

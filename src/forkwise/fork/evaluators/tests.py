@@ -76,19 +76,18 @@ class Tests(Evaluator):
     ``command`` is a shell line or a list of words; by default it is detected from the project's files, and
     ``TestCommand.how_found`` says how. ``repeat`` runs a flaky suite several times. ``timeout`` applies to each run.
 
-    The tests are ``sealed``: test files, their configuration and whatever else decides over the outcome are taken from
-    the base, not from the attempt. ``seal`` are patterns of further paths (``golden/*``), or with a leading ``!`` of
-    paths that attempts may change. The files in the directory ``held_out`` are laid over all others; attempts must not
-    see them. Tests that an attempt added, in new files or in those of the base, run as well, but can only count against
-    it.
+    The tests are ``sealed``: test files, their configuration and whatever else decides the outcome are taken from the
+    base, not from the attempt. ``seal`` are patterns of further paths (``golden/*``), or with a leading ``!`` of paths
+    that attempts may change. The files in the directory ``held_out`` are laid over all others; attempts must not see
+    them. Tests that an attempt added, in new files or in those of the base, run as well, but can only count against it.
 
     The ``baseline`` runs the tests on the base before any attempt. BaselineError is raised if they cannot run there.
     The command runs in ``subdirectory`` of the branch or, if it is detected, in the nearest directory above that whose
     files show it.
 
-    ``servers`` are started on the scratch branch before each run, and stopped after it. One that does not get ready is
-    a fault, which is not counted against the attempt; on the base, it ends the fork before any attempt. They share a
-    network of their own with the tests; with ``servers_use_host`` that is the host's.
+    ``servers`` are started on the scratch branch before each run, and stopped after it. If one does not become ready,
+    that is a fault, which is not counted against the attempt; on the base, it ends the fork before any attempt. They
+    share a network of their own with the tests; with ``servers_use_host`` that is the host's.
 
     An attempt succeeds if all tests pass; with ``require="progress"`` also if it fixes some and breaks none. A run
     without tests is not a pass.
@@ -250,7 +249,7 @@ class Tests(Evaluator):
     async def run_foreign(self, files: Parent, base: Parent, tests: Mapping[str, bytes]) -> TestReport:
         """Run test files of another attempt on the files of a branch or of the base, alone if the runner can do that.
 
-        What the branch itself changed of the graders is put back first.
+        Graders that the branch itself changed are restored first.
         """
         graders = await run_in_thread(self._find_graders, files, base) if isinstance(files, Branch) else None
         if isinstance(files, Branch) and files.view_kind.ends_chain:
@@ -366,11 +365,11 @@ class Tests(Evaluator):
             return replace(run, report=report, evidence=evidence if task.known else None)
 
     def _find_for(self, base: Parent, branch: Branch, junit: str, injection: Injection) -> TestCommand | None:
-        """Detect the command on the base, where an attempt cannot have changed it, or else on the branch."""
+        """Detect the command on the base, where no attempt can have changed it, or else on the branch."""
         return self.find(_directory(base), junit, injection) or self.find(branch.path, junit, injection)
 
     def _describe_lateness(self, timeout_s: float) -> str:
-        """Say that tests did not finish in time, and how to allow them more."""
+        """Say that the tests did not finish in time, and how to allow more time."""
         remedy = "allow them more time with --test-timeout 30m (0 for no limit), or timeout= of Tests"
         return f"{_LATE} {timeout_s:g} s; {remedy}"
 
@@ -459,7 +458,7 @@ def _explain_end(done: Finished, command: TestCommand, printed: str, memory: int
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a run is made of, besides the files that are tested.
+    """The inputs of a run, besides the files that are tested.
 
     ``own`` are added tests to run alone, ``foreign`` are those of another attempt, which are written first.
     """
@@ -516,7 +515,7 @@ class _ScratchFiles:
 
 
 def _count_own(found: Comparison, run: TestRun, sealed: Mapping[str, Outcome]) -> Comparison:
-    """Count the tests that an attempt added; of a runner that names only failures, all failures are its own."""
+    """Count the tests that an attempt added; if the runner names only failures, all failures are the attempt's own."""
     outcomes = run.report.outcomes or {failure.name: failure.kind for failure in run.report.failures}
     added = {name: outcome for name, outcome in outcomes.items() if name not in sealed}
     failed = tuple(name for name, outcome in added.items() if outcome in ("failed", "error"))

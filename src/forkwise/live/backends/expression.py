@@ -24,9 +24,7 @@ _CPU_IN_ALL_S = 60
 _MEMORY = 2 << 30
 _BATCH_SIZE = 1 << 20  # bytes of content that are sent together
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
-_REPEATS = frozenset(
-    "*+?{(|"
-)  # without these, a search takes at most the length of the text times that of the expression
+_REPEATS = frozenset("*+?{(|")  # without these, a search takes at most O(length of text x length of expression)
 
 
 class ExpressionError(Exception):
@@ -138,7 +136,7 @@ class Expression:
 def _start_process() -> subprocess.Popen[bytes]:
     from forkwise.linux import fds  # noqa: PLC0415 - not importable in the process of a search
 
-    # Under the lock: a function's process that is forked meanwhile would keep the ends of the pipes open.
+    # Under the lock: a child process forked at the same time would keep the ends of the pipes open.
     with fds.fork_lock():
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-W", "ignore", os.path.abspath(__file__), str(CPU_PER_BATCH_S)],
@@ -261,7 +259,7 @@ class _Glob:
 
 
 def _compile_class(piece: str) -> re.Pattern[str] | None:
-    """Compile a class of characters such as ``[a-z]`` or ``[!a]``; None if it is invalid, and so stands for itself."""
+    """Compile a character class such as ``[a-z]`` or ``[!a]``; None if it is invalid and therefore literal text."""
     inside = piece[1:-1].replace("\\", r"\\").replace("!", "^", piece[1] == "!")
     try:
         return re.compile(f"[{inside}]", re.DOTALL)

@@ -88,7 +88,7 @@ class _Directory(LocalBackend):
 
 
 class _Entry(NamedTuple):
-    """An entry of a listing; ``path`` is how the backend itself spells it, if it says so."""
+    """An entry of a listing; ``path`` is the backend's own spelling of it, if it reports one."""
 
     name: str
     is_dir: bool
@@ -99,9 +99,9 @@ class _Entry(NamedTuple):
 class ForeignBackend(Backend):
     """A backend of another library, ``wrapped``, whose files are read and written through its own methods.
 
-    Nothing but ``wrapped`` knows how it spells paths (``a.txt``, ``/a.txt`` or an absolute path on disk): a file keeps
-    the spelling in its listing, else the one that a caller used. ``loop`` is the event loop of async methods: a thread
-    waits for it, and code that runs on that loop itself has them run in another thread.
+    Only ``wrapped`` knows how it spells paths (``a.txt``, ``/a.txt`` or an absolute path on disk), so a file keeps the
+    spelling from its listing, or else the one that a caller used. ``loop`` is the event loop of async methods: a thread
+    waits for it, and calls from that loop itself are run in another thread.
     """
 
     def __init__(self, wrapped: Any) -> None:
@@ -132,7 +132,7 @@ class ForeignBackend(Backend):
     # Calls
 
     def _call(self, method: str, name: str, *args: Any) -> Any:
-        """Call a method; an exception that is no OSError is raised as one, for the file ``name``."""
+        """Call a method; convert any exception to an OSError for the file ``name``."""
         try:
             result = getattr(self.wrapped, method)(*args)
             return self._wait(result) if inspect.isawaitable(result) else result
@@ -208,7 +208,7 @@ class ForeignBackend(Backend):
         return content.encode() if isinstance(content, str) else bytes(content)
 
     def _check_readable(self, name: str, path: str) -> None:
-        """Raise PermissionError if rules of the backend forbid to read a file; only its ``read`` follows them."""
+        """Raise PermissionError if the backend's rules forbid reading a file; only its ``read`` enforces them."""
         if getattr(self.wrapped, "permissions", None) is not None and self._find(("read",)):
             text = str(self._call("read", name, path, 0, 1))
             if text.startswith(("Error", "[Error")) and "ermission" in text:
@@ -397,7 +397,7 @@ def _read_entry(entry: Any) -> _Entry:
 
 
 def _unlink_below(root: str, name: str) -> None:
-    """Remove a file below a directory, and nothing that a link leads to outside."""
+    """Remove a file below a directory, but nothing outside that a link leads to."""
     directory = os.path.realpath(os.path.join(root, os.path.dirname(name)))
     if os.path.commonpath([os.path.realpath(root), directory]) != os.path.realpath(root):
         raise PermissionError(errno.EACCES, "the path is outside the root", name)

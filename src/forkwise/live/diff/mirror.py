@@ -85,7 +85,7 @@ class ForkMaterializer:
         for directory in ("parent", "branches"):
             os.makedirs(self.root / directory, exist_ok=True)
         if not self.manifest_path().exists():
-            # Nobody reads it yet, so it need not be replaced atomically: this is on the way of every fork.
+            # Nothing reads the manifest yet: a plain write is enough, and it is faster, which counts for every fork.
             self.manifest_path().write_text(self._format_manifest([]))
 
     def set_owner(self) -> None:
@@ -238,7 +238,7 @@ class ManifestWriter:
             await asyncio.sleep(0)  # for its callback
 
     def _start_write(self) -> None:
-        # No task: branches end, and so schedule a write, while asyncio.run cancels all tasks and awaits no new ones.
+        # Not a task: branches may end, and schedule a write, while asyncio.run cancels tasks and awaits no new ones.
         self._is_due = False
         self._write = run_in_thread(self._update, list(self._statuses()))
         self._write.add_done_callback(self._continue)

@@ -64,7 +64,7 @@ _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "htt
 
 _lock = threading.Lock()
 _connection: _ProxyConnection | None = None
-_problem: tuple[object, str] | None = None  # of which process, and what
+_problem: tuple[object, str] | None = None  # the process that tried, and why it failed
 _spare: NetworkSpace | None = None  # the one that was opened to find that out
 _numbers = itertools.count(1)
 
@@ -91,7 +91,7 @@ def share_network(problem: str) -> None:
 
 
 def _check_rules(confinement: Confinement, problem: str = "") -> None:
-    """Raise NamespaceError if there are rules that the network cannot keep."""
+    """Raise NamespaceError if there are rules that the network cannot enforce."""
     network, cause = confinement.network, f": {problem}" if problem else ""
     if (confinement.allowed_hosts or confinement.denied_hosts) and network != "proxy":
         raise NamespaceError(
@@ -119,10 +119,10 @@ def _find_problem() -> str:
 
 
 def explain_refusal(confinement: Confinement, printed: str) -> str:
-    """Explain why a command could not connect to a port that this machine's loopback serves, and not the command's own.
+    """Explain why a command could not connect to a port: this machine's loopback serves it, the command's does not.
 
     ``printed`` is what the command printed. Returns an empty text if that is not the reason. Use it only for what the
-    user's own files printed, as the baseline: an attempt must not learn which ports are in use.
+    user's own files printed, such as the baseline: an attempt must not learn which ports are in use.
     """
     if confinement.network in ("host", "none"):
         return ""
@@ -152,12 +152,12 @@ def open_network(
 ) -> NetworkSpace:
     """Open the network of a confinement for one or several sandboxes: ``none``, ``private`` or ``proxy``.
 
-    What is asked of the proxy is written to ``log_fd``, a line of JSON for each connection. Closing the space ends all
-    that belongs to it, after which the log is complete. Raises NamespaceError if the machine does not allow it.
+    The proxy writes one line of JSON to ``log_fd`` for each connection. Closing the space ends everything that belongs
+    to it; then the log is complete. Raises NamespaceError if the machine does not allow it.
     """
     mode = confinement.network
     if mode in ("host", "auto"):
-        raise ValueError(f"the network {mode!r} is no space of its own")
+        raise ValueError(f"the network {mode!r} has no namespace of its own")
     space = (None if client is not None else _take_spare()) or NetworkSpace(client=client)
     try:
         if mode == "private":
@@ -171,7 +171,7 @@ def open_network(
 
 
 def _take_spare() -> NetworkSpace | None:
-    """Return the network that was opened to find out whether that is possible, if it was not used yet."""
+    """Return the network that was opened as a trial, if it is still unused."""
     global _spare
     with _lock:
         space, _spare = _spare, None
@@ -186,7 +186,7 @@ def _take_spare() -> NetworkSpace | None:
 def open_logged_network(
     confinement: Confinement, network_log: NetworkLog | None, *, client: ForkserverConnection | None = None
 ) -> NetworkSpace:
-    """Open the network of a confinement, and the log of what is asked of its proxy."""
+    """Open the network of a confinement, and the log of the connections through its proxy."""
     log_fd = -1 if network_log is None else network_log()
     try:
         return open_network(confinement, log_fd=log_fd, client=client)
@@ -227,7 +227,7 @@ def _connect_to_proxy(space: NetworkSpace, confinement: Confinement, log_fd: int
 
 
 def _read_upstreams() -> dict[str, Any] | None:
-    """Return the proxies that this process's environment names, through which its own proxy goes out."""
+    """Return the proxies that this process's environment names; forkwise's own proxy connects through them."""
     if not any(os.environ.get(name) for name in _PROXY_VARIABLES):
         return None
     from forkwise.sandbox.network.upstream import read_upstreams  # noqa: PLC0415 - few environments name one

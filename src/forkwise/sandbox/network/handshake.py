@@ -1,7 +1,7 @@
 """What a client of the proxy asks for: HTTP with an absolute URI, CONNECT, or SOCKS5. Pure functions on bytes.
 
-Requests are hostile input. What two servers could read in two ways is refused: line ends that are not CRLF, folded
-headers, two lengths.
+Requests are hostile input. Anything that two servers could read differently is refused: line endings other than CRLF,
+folded headers, two lengths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "split_host_port",
 ]
 
-#: The most bytes of a request's head.
+#: The largest head of a request, in bytes.
 LARGEST_HEAD = 64 << 10
 
 #: The answer to a SOCKS5 greeting: no authentication.
@@ -37,7 +37,7 @@ _REASONS = {400: "Bad Request", 403: "Forbidden", 431: "Request Header Fields To
 
 
 class BadRequestError(Exception):
-    """A request that is not forwarded. ``status`` is that of the HTTP answer."""
+    """A request that is not forwarded. ``status`` is the status of the HTTP answer."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The names of a network without DNS: each gets an address of its own, by which the proxy knows the name again.
+"""The names of a network without DNS: each gets an address of its own, from which the proxy looks up the name.
 
 The addresses are those of 198.18.0.0/15, which is reserved for tests and routed nowhere. A client that ignores the
 proxy's variables resolves a name, connects to the address, and is redirected to the proxy, which resolves the name.
@@ -51,14 +51,14 @@ class Names:
         return socket.inet_ntoa(number.to_bytes(4, "big"))
 
     def find_name(self, address: str) -> str | None:
-        """Return the name of an address, or an address outside of 198.18.0.0/15 itself; None for an unused one."""
+        """Return the name of an address, None if it is unused; an address outside 198.18.0.0/15 is returned as is."""
         number = int.from_bytes(socket.inet_aton(address), "big")
         if number >> (32 - _NETWORK_BITS) != _NETWORK >> (32 - _NETWORK_BITS):
             return address
         return self._names.get(number)
 
     def answer(self, query: bytes) -> bytes | None:
-        """Answer a DNS query. Names have an IPv4 address and nothing else. Return None if it is no query."""
+        """Answer a DNS query. Names have an IPv4 address and nothing else. Return None if it is not a query."""
         if not _HEADER.size <= len(query) <= _LONGEST_QUERY:
             return None
         number, flags, questions, *_ = _HEADER.unpack_from(query)

@@ -1,7 +1,7 @@
 """HostPolicy: which hosts a sandbox may reach through the proxy, as a value with pure decisions.
 
 A name is checked before it is resolved, and every address that it resolves to is checked before a connection is made to
-exactly that address, so that a name cannot lead anywhere that its address must not.
+exactly that address, so that a name cannot lead to a forbidden address.
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ class HostPolicy:
         self.allowed = tuple(pattern.lower().rstrip(".") for pattern in allowed)
         self.denied = tuple(pattern.lower().rstrip(".") for pattern in denied)
         self.host_ports = tuple(host_ports)
-        # Only an address that is written out is exempt from the checks of addresses: a name's owner decides where that
-        # leads.
+        # Only an address that is written out skips the address checks: where a name leads is up to its owner.
         self._named = frozenset(filter(None, (parse_address(pattern) for pattern in self.allowed)))
 
     def check(self, host: str, port: int) -> HostDecision:
@@ -138,7 +137,7 @@ class HostPolicy:
         return HostDecision(False, f"{plain} is {kind}: --allow-host {plain} allows it")
 
     def is_local(self, host: str) -> bool:
-        """Return whether a host is an address of this machine or its links, which no other machine's proxy reaches."""
+        """Return whether a host is an address of this machine or its links, which a remote proxy cannot reach."""
         address = parse_address(host.lower().rstrip("."))
         return address is not None and (_find_forbidden(address) is not None or _is_own(address))
 
@@ -193,7 +192,7 @@ def _is_inside(packed: bytes, network: str, length: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def _find_forbidden(address: str) -> str | None:
-    """Return what an address is if it is forbidden."""
+    """Return what kind of forbidden address this is; None if it is not forbidden."""
     packed = _pack(address)
     return next((kind for network, length, kind in _FORBIDDEN if _is_inside(packed, network, length)), None)
 
@@ -215,7 +214,7 @@ def _is_own(address: str) -> bool:
 
 @lru_cache(maxsize=2)
 def _can_bind_anything(family: int) -> bool:
-    """Return whether ip_nonlocal_bind is set: then an address of the documentation's network can be bound."""
+    """Return whether ip_nonlocal_bind is set: then even an address reserved for documentation can be bound."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind(("2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1", 0))

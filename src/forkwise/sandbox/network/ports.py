@@ -1,7 +1,7 @@
 """Ports: which programs listen in the network of a branch, as the kernel's tables of sockets say.
 
-The tables are those of the process that holds the network. Who has a socket open is read from the descriptors of the
-processes that this user may look into; a program whose descriptors cannot be read has no name.
+The tables are those of the process that holds the network. The program that has a socket open is found by the
+descriptors of the processes that this user may inspect; if these cannot be read, the program has no name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LISTENING = "0A"  # TCP_LISTEN of net/tcp_states.h
 _ANY = {"00000000", "0" * 32}
 _LOOPBACK4 = "7F"  # the last byte of a little-endian word: 127.0.0.0/8
 _LOOPBACK6 = "0" * 24 + "01000000"
-_MAX_TABLE = 4 << 20  # bytes: what is inside may open as many sockets as it likes
+_MAX_TABLE = 4 << 20  # bytes: a sandbox may open as many sockets as it likes
 _MAX_PORTS = 1000
 
 
@@ -36,21 +36,30 @@ def list_ports(holder_pid: int, *, with_programs: bool = True) -> list[Listening
     Sockets that a process outside of the namespace holds, such as forkwise's own, are left out if ``with_programs``.
     Raises OSError if the process has ended.
     """
+    found = _read_tables(holder_pid)
+    if not with_programs:
+        return sorted(ListeningPort(port, host) for port, (host, _) in found.items())
+    space = os.readlink(f"/proc/{holder_pid}/ns/net")
+    owners = _find_owners({inode for _, inode in found.values()}, space)
+    if any(inode not in owners for _, inode in found.values()):  # closed meanwhile, or of a user whom we cannot inspect
+        still_open = {inode for _, inode in _read_tables(holder_pid).values()}
+        found = {port: socket for port, socket in found.items() if socket[1] in still_open}
+    return sorted(
+        ListeningPort(port, host, *owners.get(inode, (None, None))[:2])
+        for port, (host, inode) in found.items()
+        if inode not in owners or owners[inode][2]
+    )
+
+
+def _read_tables(holder_pid: int) -> dict[int, tuple[str, str]]:
+    """Map the ports in the network of a process to the address to connect to and the inode of the socket."""
     found: dict[int, tuple[str, str]] = {}
     for name in ("tcp6", "tcp"):  # IPv4 last, which wins: most servers listen on it
         if name == "tcp6" and not os.path.exists("/proc/net/tcp6"):
             continue
         for port, host, inode in _read_table(f"/proc/{holder_pid}/net/{name}"):
             found[port] = (host, inode)
-    if not with_programs:
-        return sorted(ListeningPort(port, host) for port, (host, _) in found.items())
-    space = os.readlink(f"/proc/{holder_pid}/ns/net")
-    owners = _find_owners({inode for _, inode in found.values()}, space)
-    return sorted(
-        ListeningPort(port, host, *owners.get(inode, (None, None))[:2])
-        for port, (host, inode) in found.items()
-        if inode not in owners or owners[inode][2]
-    )
+    return found
 
 
 def _read_table(path: str) -> list[tuple[int, str, str]]:

@@ -1,4 +1,4 @@
-"""The proxy: a program beside the sandboxes through which those without a network of the host's reach the outside.
+"""The proxy: a program beside the sandboxes, through which those without the host's network reach the outside.
 
 One process serves all networks of a forkwise process. It accepts on sockets that were opened inside the networks, and
 moves data with splice(2) between two sockets, through a pipe, without reading it. It is a fork of the forkserver, with
@@ -48,8 +48,8 @@ _MOST_CONNECTIONS = 512  # of one network; further ones wait in the kernel's que
 _MOST_RECORDS = 5000  # in the log of one network
 _MOST_LOOKUPS = 8  # of one network at a time
 _MOST_RESOLVERS = 32  # threads
-_MOST_ADDRESSES = 4  # of a name are tried
-_SETUP_S = 30.0  # until the request is complete, the name resolved, the server connected: each
+_MOST_ADDRESSES = 4  # to try for one name
+_SETUP_S = 30.0  # each, to receive the request, to resolve the name, and to connect to the server
 _WITHOUT_NAMES_S = 60.0  # after names could not be resolved, an upstream proxy gets them unresolved
 _DRAIN_S = 5.0  # for a client to read a refusal
 _ACCEPT_PAUSE_S = 0.1  # if this process has no descriptors left
@@ -72,7 +72,7 @@ def main(passed_fds: list[int]) -> None:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     if abi() >= 1:
-        restrict(writable=[])  # it writes no files but the logs, whose descriptors it is given
+        restrict(writable=[])  # it writes only to logs, through descriptors that are already open
     _Proxy(client_pidfd, socket.socket(fileno=control_fd)).run()
 
 
@@ -359,7 +359,7 @@ class _Connection:
         return target
 
     def _start(self, target: Target) -> None:
-        """Check the host that was asked for, and look its name up."""
+        """Check the requested host, and look up its name."""
         self.target, self.kind = target, target.kind
         decision = self.space.policy.check(target.host, target.port)
         if target.kind == "forward" or decision.host_port is not None:
@@ -381,7 +381,7 @@ class _Connection:
         self.proxy.resolver.add(self)
 
     def _find_upstream(self, upstream: Upstream) -> None:
-        """Look up the proxy through which the connection goes out. Where that is, the user decides."""
+        """Look up the upstream proxy of the connection. Its address is not checked, because the user chose it."""
         self._look_up("upstream lookup", upstream.host, upstream.port)
 
     def on_resolved(self, found: list[tuple[int, tuple[Any, ...]]], problem: str) -> None:
@@ -394,7 +394,8 @@ class _Connection:
         if self._state != "lookup":
             return
         if self._upstream is not None:
-            # It resolves the name itself, so each address has to be allowed. A name that only it knows is left to it.
+            # The upstream resolves the name itself, so every address has to be allowed. A name that only it can resolve
+            # is left to it.
             decisions = [(entry, self.space.policy.check_address(entry[1][0])) for entry in found]
             denied = [decision for _, decision in decisions if not decision.is_allowed]
             if denied:
@@ -489,7 +490,7 @@ class _Connection:
         self._continue_dialog()
 
     def _continue_dialog(self) -> None:
-        """Send what is to be sent to the upstream proxy, and read its answers, until the tunnel stands."""
+        """Send pending data to the upstream proxy, and read its answers, until the tunnel is open."""
         from forkwise.sandbox.network.upstream import UpstreamError  # noqa: PLC0415
 
         assert self._dialog is not None
@@ -520,7 +521,7 @@ class _Connection:
             _Flow(self.client, self.server, self.target.forwarded, most_sent),
             _Flow(self.server, self.client, self.target.greeting + received),
         )
-        self.flows[1].moved = -len(self.target.greeting)  # of the proxy itself, not of the server
+        self.flows[1].moved = -len(self.target.greeting)  # sent by the proxy itself, not by the server
         self.relay()
 
     def relay(self) -> None:
@@ -535,7 +536,7 @@ class _Connection:
         if self.flows[0].is_done and self.flows[1].is_done:
             if self.flows[0].is_limited:
                 self._close_server()
-                self._state = "refused"  # what the client has sent beyond its request
+                self._state = "refused"  # then read and drop what the client sends beyond its request
                 self._limit_state(_DRAIN_S)
                 self._drain()
             else:
@@ -549,7 +550,7 @@ class _Connection:
         self._refuse(403, reason)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer that the request is not carried out, and why, then close the connection once the client has."""
+        """Tell the client why the request is refused, then close the connection once the client has closed it."""
         self._problem = message
         self._close_server()
         assert self.target is not None or self.kind in ("proxy", "socks")
@@ -557,7 +558,7 @@ class _Connection:
         if kind == "redirect" and self.target is not None and self.target.port == 80:
             kind = "http"
         answer = format_refusal(kind, status, message)
-        if not answer:  # a protocol in which nothing can be said: reset the connection
+        if not answer:  # the protocol has no error answer: reset the connection
             with suppress(OSError):
                 self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close()
@@ -707,7 +708,7 @@ class _Pipes:
         if self._free:
             return self._free.pop()
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        with suppress(OSError):  # more than a user without privileges may have
+        with suppress(OSError):  # larger than an unprivileged user may set
             _set_pipe_size(writer)
         return reader, writer
 
@@ -738,11 +739,11 @@ class _Resolver:
 
     @property
     def is_without_names(self) -> bool:
-        """Whether no server for names answered lately, as behind an upstream proxy: to ask again would only delay."""
+        """Whether no name server answered lately, as behind an upstream proxy: another query would only cause delay."""
         return time.monotonic() < self._without_names_until
 
     def add(self, connection: _Connection) -> None:
-        """Resolve the name that a connection looks up; if its network has too many being resolved, later."""
+        """Resolve the name that a connection needs, or queue it if its network already has too many lookups."""
         space = connection.space
         if space.lookups >= _MOST_LOOKUPS:
             space.waiting_lookups.append(connection)

@@ -1,8 +1,9 @@
 """Redirecting what leaves a network to the proxy, for clients that ignore the proxy's variables.
 
 All addresses are routed to the loopback, so that a connection does not fail for lack of a route, and nftables sends TCP
-to a port of the proxy, which asks the kernel for the original address, and UDP to port 53 to the names. Both are set
-through netlink sockets inside the namespace: only its owner may, which no process in a sandbox is.
+to a port of the proxy, which asks the kernel for the original address, and UDP for port 53 to the proxy's name server.
+Both are set up through netlink sockets inside the namespace. Only its owner may do that, and no process in a sandbox
+is.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def redirect_to(port: int, route_socket: socket.socket, filter_socket: socket.so
 
 
 def _send(netlink: socket.socket, data: bytes, *, answers: int) -> None:
-    """Send a batch and read as many acknowledgements. Raises OSError for the first that is an error."""
+    """Send a batch of messages and read ``answers`` acknowledgements. Raises OSError for the first error among them."""
     netlink.sendto(data, (0, 0))
     while answers > 0:
         received = netlink.recv(1 << 16)

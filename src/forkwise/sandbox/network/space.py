@@ -1,15 +1,15 @@
-"""NetworkSpace: a network namespace of its own loopback and ports, which several sandboxes of one branch share.
+"""NetworkSpace: a network namespace with its own loopback and ports, which several sandboxes of one branch share.
 
-It is held by a forkserver inside it, so that everything which that forkserver starts is inside as well, and a socket
-which it opens belongs to the namespace wherever it is used: this process connects to a server in a branch, or listens
-there, without entering anything itself.
+A forkserver inside holds it. Everything that this forkserver starts is inside too, and a socket that it opens belongs
+to the namespace wherever it is used: so this process can connect to a server in a branch, or listen there, without
+entering the namespace itself.
 
 The namespace is owned by a user namespace of its own. Those of the sandboxes are its children: a process in a sandbox
 has no rights over the network it is in.
 
 While a space is registered for a branch, the file ``network`` in the branch's home names the forkserver by its process
 number and start time, as ``ProcessId.dump``, with the variables that commands need in it. Another process of the same
-user enters through that (``find``). It must not be in a user namespace of its own (``forkwise.linux.namespace``), which
+user can enter it that way (``find``), unless it is in a user namespace of its own (``forkwise.linux.namespace``), which
 would have no rights over this one.
 """
 
@@ -47,7 +47,7 @@ class NetworkSpace:
     """A network namespace whose loopback is up. ``close``, or the end of this process, ends everything in it.
 
     ``client`` is the forkserver that starts it, for sandboxes on this process's terminal. A space that was attached
-    is only left by ``close``; what other processes started in it continues.
+    is only left by ``close``; what other processes started in it keeps running.
     """
 
     def __init__(self, *, client: ForkserverConnection | None = None) -> None:
@@ -74,7 +74,7 @@ class NetworkSpace:
                     "another user, or this process is in a user namespace of its own",
                     errno=error.errno,
                 ) from error
-            # After the open: the descriptors are those of this process only if it is still alive now.
+            # Checked after the open: only if the process is still alive do the descriptors belong to it.
             if owner_fd < 0 or process.is_elsewhere or process.space != ProcessId.current().space or not process.alive:
                 raise ProcessBranchError(f"the network cannot be entered: its process {process.label} has ended")
             space._start((owner_fd, network_fd), client)
@@ -157,7 +157,7 @@ class NetworkSpace:
         return opened
 
     def listen(self, port: int = 0, host: str = "127.0.0.1", *, backlog: int = _BACKLOG) -> socket.socket:
-        """Listen on a port inside, 0 for any, and return the socket. Who connects to it there is served here."""
+        """Listen on a port inside, 0 for any, and return the socket, on which this process accepts connections."""
         opened = self.open_socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
             listen_on(opened, port, host, backlog)
@@ -176,7 +176,7 @@ class NetworkSpace:
         self._records.append(path)
 
     def close(self) -> None:
-        """Leave the network. The one that created it ends every sandbox in it that was started through ``client``."""
+        """Leave the network. If this object created it, every sandbox that was started through ``client`` ends."""
         if not self.client.is_own:
             return
         for path in self._records:
@@ -220,7 +220,7 @@ def _find_record(branch: Branch) -> tuple[ProcessId, dict[str, str], bool] | Non
 
 
 def _read_record(path: str) -> tuple[ProcessId, dict[str, str], bool] | None:
-    """Read a record; None if it is cut off or no record."""
+    """Read a record; None if it is truncated or invalid."""
     with open(path, "rb") as file:
         text = file.read(_LONGEST_RECORD)
     try:
@@ -233,7 +233,7 @@ def _read_record(path: str) -> tuple[ProcessId, dict[str, str], bool] | None:
 
 
 def _untrack(fd: int) -> int:
-    """Return a descriptor for a registered one, which a socket object may close."""
+    """Replace a registered descriptor with an unregistered duplicate, which a socket object may close; return that."""
     duplicate = os.dup(fd)
     fds.close(fd)
     return duplicate

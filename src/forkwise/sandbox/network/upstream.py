@@ -1,7 +1,7 @@
-"""Upstream: the proxy that the user's own environment names, through which the proxy of attempts goes out.
+"""Upstream: the proxy that the user's own environment names, through which forkwise's proxy connects.
 
-``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are read as curl reads them, in lower case first. Values
-and the bytes that are exchanged with an upstream; the sockets are the proxy's.
+``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are read as curl reads them, in lower case first. This
+module has the values, and the bytes that are exchanged with an upstream; the sockets are in ``proxy``.
 """
 
 from __future__ import annotations
@@ -144,10 +144,10 @@ def _parse(variable: str, value: str) -> Upstream:
 def build_absolute_request(upstream: Upstream, host: str, port: int, forwarded: bytes) -> tuple[bytes, int] | None:
     """Turn a request for a server into one for an HTTP proxy, which gets the whole URI.
 
-    Returns what is known of the request, and how many bytes of its body follow. What the client sends after these must
-    not be passed on: the proxy would take it for another request, to a host that nobody has checked. Returns None if
-    the request has to go through a tunnel instead: to a SOCKS proxy, if the protocol is upgraded, or if its length is
-    not known.
+    Returns the new request, as far as it was received, and how many bytes of its body follow. What the client sends
+    after these must not be passed on: the proxy would take it for another request, to a host that was not checked.
+    Returns None if the request has to go through a tunnel instead: to a SOCKS proxy, if the protocol is upgraded, or if
+    its length is not known.
     """
     head, _, rest = forwarded.partition(b"\r\n\r\n")
     line, _, headers = head.partition(b"\r\n")
@@ -181,16 +181,17 @@ def _format_login(upstream: Upstream) -> bytes:
 
 
 def build_dialog(upstream: Upstream, host: str, port: int, address: str | None) -> Dialog:
-    """Begin to ask an upstream for a tunnel. ``address`` is what the host was resolved to here, if it was."""
+    """Build the dialog that asks an upstream for a tunnel. ``address`` is the host's, if it was resolved here."""
     if upstream.scheme == "http":
         return _ConnectDialog(upstream, host, port)
     return _SocksDialog(upstream, address if upstream.scheme == "socks5" and address else host, port)
 
 
 class Dialog(ABC):
-    """The exchange with an upstream until the tunnel stands.
+    """The exchange with an upstream until the tunnel is open.
 
-    ``to_send`` is what has to be sent now; ``rest`` is, once it stands, what the server itself has sent already.
+    ``to_send`` is what has to be sent now; once the tunnel is open, ``rest`` is what the server itself has sent
+    already.
     """
 
     def __init__(self) -> None:
@@ -200,7 +201,7 @@ class Dialog(ABC):
 
     @abstractmethod
     def receive(self, piece: bytes) -> bool:
-        """Take a piece of the answer. Return whether the tunnel stands. Raises UpstreamError."""
+        """Take a piece of the answer. Return whether the tunnel is open. Raises UpstreamError."""
 
 
 class _ConnectDialog(Dialog):
@@ -249,7 +250,7 @@ class _SocksDialog(Dialog):
                 raise UpstreamError("it refused the user or the password")
             if self._step == "greeting":
                 if first != 5 or second not in ((0, 2) if self._upstream.user else (0,)):
-                    raise UpstreamError("it takes no login that is known")
+                    raise UpstreamError("it accepts no known way to log in")
                 if second == 2:
                     user, password = self._upstream.user.encode(), self._upstream.password.encode()
                     self.to_send += bytes((1, len(user))) + user + bytes((len(password),)) + password

@@ -24,7 +24,8 @@ _OUTCOMES: dict[str, Outcome] = {"ok": "passed", "FAILED": "failed", "ignored": 
 def read_cargo(text: str) -> Tally | None:
     r"""Add up the results of all binaries; None if no binary ran.
 
-    The id of a test has the source file of its binary, if cargo's own lines are in order with those of the binaries.
+    The id of a test includes the source file of its binary, if cargo's lines are in the same stream as those of the
+    binaries.
 
     >>> result = "test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out"
     >>> tally = read_cargo(f"     Running tests/a.rs (target/a)\nrunning 1 test\ntest sums ... ok\n{result}\n")
@@ -43,7 +44,7 @@ def read_cargo(text: str) -> Tally | None:
         tally.errors += started - len(results)
         tally.show("a test binary", "It ended without a result.", "error")
     outcomes = _find_outcomes(text)
-    if len(outcomes) == passed + failed + ignored:  # else a test printed a line of its own, or into one
+    if len(outcomes) == passed + failed + ignored:  # otherwise a test printed lines that look like results, or into one
         tally.outcomes = outcomes
     return tally
 

@@ -1,4 +1,4 @@
-"""The reports of jest and vitest: the JSON of ``--json`` and ``--reporter=json``, which are alike, and their summaries.
+"""The reports of jest and vitest: the similar JSON of ``--json`` and ``--reporter=json``, and the printed summaries.
 
 A test file that could not be loaded counts as one error, because its tests are not known.
 """

@@ -1,7 +1,7 @@
 """TAP, the Test Anything Protocol, versions 12 to 14.
 
-Only unindented test points are counted: by the protocol, a subtest is summarised by its parent's test point. Its lines
-are shown with that one if it failed.
+Only unindented test points are counted: by the protocol, a subtest is summarised by its parent's test point. If that
+one failed, the lines of the subtest are shown with it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Channel:
         self.send(kind="start")
 
     def send(self, _write=_write, _getpid=_getpid, _encode=_encode, **record):
-        """Write a record. What it needs is bound here: names of a module are easily replaced."""
+        """Write a record. It uses functions bound as defaults, because tests can easily replace a module's names."""
         line = _encode({"token": self.token, "process": _getpid(), **record})
         if len(line) > _MAX_RECORD:
             line = _encode({"token": self.token, "process": _getpid(), **record, "message": ""})
@@ -108,7 +108,7 @@ class Originals:
         self._contents = [(owner, name, value, _find_code(value)) for owner, name, value in contents]
 
     def send_changes(self, channel, _send=Channel.send):
-        """Report the names that are bound to something else by now, and functions that got other code."""
+        """Report the names that are now bound to something else, and the functions whose code was replaced."""
         for owner, name, value, code in self._contents:
             if vars(owner).get(name) is not value or _find_code(value) != code:
                 _send(channel, kind="patched", name=f"{owner.__name__}.{name}")

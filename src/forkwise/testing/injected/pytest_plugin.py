@@ -63,7 +63,7 @@ _CANARIES = ((_passes, "passed"), (_fails, "failed"), (_fails_in_unittest, "fail
 
 
 class _Witness:
-    """The hooks. Wrappers that are tried first surround all others."""
+    """The hooks, as wrappers with ``tryfirst``, so that they surround all others."""
 
     def __init__(self, channel):
         self._channel = channel
@@ -186,7 +186,7 @@ _HOOKS = (
 
 
 def _list_hooks(manager):
-    """Return what runs if a test is run: (name, object, attribute, value)."""
+    """Return everything that takes part in running a test: (name, object, attribute, value)."""
     found = [
         (name, implementation, "function", implementation.function)
         for name in _HOOKS

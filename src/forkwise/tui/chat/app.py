@@ -62,7 +62,7 @@ class ChatApp(App[None]):
         self.push_screen(self.chat)
         self.call_after_refresh(self._start)
 
-    # Start and end run in tasks of their own: a worker would be cancelled with its screen.
+    # Starting and closing run in tasks of their own: a worker would be cancelled with its screen.
 
     def _start(self) -> None:
         if self._leave_task is None:
@@ -76,7 +76,7 @@ class ChatApp(App[None]):
             self.action_leave()
             return
         if not self.is_headless:
-            gc.freeze()  # a collection that walks all loaded modules would delay keys
+            gc.freeze()  # a garbage collection that walks all loaded modules would delay keys
         self.chat.begin(session)
 
     def handle_signal(self, number: signal.Signals) -> None:

@@ -45,7 +45,7 @@ def format_request(event: ApprovalAsked) -> str:
 
 
 def _parse(arguments: str) -> dict[str, str] | None:
-    """Parse arguments into texts by name; None if they are no JSON object."""
+    """Parse arguments into texts by name; None if they are not a JSON object."""
     try:
         values = json.loads(arguments)
     except ValueError:
@@ -116,7 +116,8 @@ class ApprovalScreen(ModalScreen[bool | None]):
 class AcceptanceScreen(ModalScreen[str | None]):
     """A judge's verdict. Returns ``accept``, ``diff``, ``override``, or None to decide later.
 
-    It opens by itself. A character without a meaning here was meant for the prompt, and is returned after ``typed:``.
+    It opens by itself, so a character that is not a key of this screen was meant for the prompt. It is returned after
+    ``typed:``.
     """
 
     DEFAULT_CSS = """
@@ -153,7 +154,7 @@ class AcceptanceScreen(ModalScreen[str | None]):
                 yield Button("\\[esc] cancel", id="cancel", compact=True)
 
     def on_key(self, event: Key) -> None:
-        """Return a character that is typed."""
+        """Return a character that the user typed."""
         is_bound = event.key in self._bindings.key_to_bindings
         if event.is_printable and event.character is not None and not event.character.isspace() and not is_bound:
             event.stop()

@@ -243,7 +243,7 @@ _KEYS = (
 
 
 class Welcome(Static):
-    """The first screen of a chat, before anything was said: where it runs, with which model, and what can be done."""
+    """The first screen of a chat, before the first message: its workspace and model, and the most useful commands."""
 
     DEFAULT_CSS = "Welcome { height: 1fr; width: 100%; padding: 1 2; overflow: hidden; }"
 
@@ -287,7 +287,7 @@ class BranchCell:
 
 
 def choose_grid(count: int, width: int, height: int) -> tuple[int, int]:
-    """Choose the columns and rows for ``count`` cells: side by side as long as they are wide enough.
+    """Choose the columns and rows for ``count`` cells: side by side while they are wide enough.
 
     >>> choose_grid(2, 80, 16), choose_grid(3, 80, 16), choose_grid(10, 80, 16), choose_grid(10, 200, 40)
     ((2, 1), (3, 1), (3, 4), (5, 2))
@@ -524,7 +524,7 @@ class Stage(Vertical):
     # Drawing
 
     def schedule_flush(self) -> None:
-        """Draw soon, together with everything that changes until then."""
+        """Schedule a drawing, which includes everything that changes until then."""
         if not self.is_due and self.is_attached:
             self.is_due = True
             self.set_timer(REFRESH_S, self.flush)
@@ -544,7 +544,7 @@ class Stage(Vertical):
             self.schedule_flush()
 
     def _show_talk(self) -> None:
-        """Show the conversation, or the first screen as long as nothing was said."""
+        """Show the conversation, or the first screen while there are no messages."""
         is_shown = self.strip.current == OVERVIEW
         is_new = self.talk.is_empty and not self.is_forked
         self.welcome.display = is_shown and is_new

@@ -101,7 +101,7 @@ def show_event(stage: Stage, event: ChatEvent) -> None:
     stage.schedule_flush()
 
 
-_POLL_S = 1.0  # seconds between two readings of what branches cost, which no event reports
+_POLL_S = 1.0  # seconds between two readings of the branches' costs, which no event reports
 _HINT = "say something · /help lists the commands"
 
 

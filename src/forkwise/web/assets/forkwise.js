@@ -303,27 +303,31 @@
     const size = Number(output.dataset.step);
     let total = Number(output.dataset.size);
     const guess = 900;
+    const near = new Set();
+    const clear = part => {
+      if (part.firstChild) part.style.height = `${part.offsetHeight}px`;
+      part.replaceChildren();
+      part.dataset.state = '';
+    };
     const load = async part => {
       if (part.dataset.state) return;
       part.dataset.state = 'loading';
-      const answer = await fetch(`${output.dataset.part}&start=${part.dataset.start}`);
-      if (!answer.ok) { part.dataset.state = ''; return; }
+      const answer = await fetch(`${output.dataset.part}&start=${part.dataset.start}`).catch(() => null);
+      if (!answer || !answer.ok) { part.dataset.state = ''; return; }  // asked for again when it comes near again
       total = Math.max(total, Number(answer.headers.get('x-output-size')));
       const text = await answer.text();
+      if (!near.has(part)) { clear(part); return; }  // the user scrolled on while it was loading
       const atEnd = output.scrollTop + output.clientHeight >= output.scrollHeight - 40;
       part.innerHTML = text;  // made by the server, which escapes what attempts print
       part.style.height = '';
       part.dataset.state = 'loaded';
       if (atEnd) output.scrollTop = output.scrollHeight;
     };
-    const drop = part => {
-      if (part.dataset.state !== 'loaded') return;
-      part.style.height = `${part.offsetHeight}px`;
-      part.replaceChildren();
-      part.dataset.state = '';
-    };
     const watch = new IntersectionObserver(entries => entries.forEach(entry => {
-      if (entry.isIntersecting) load(entry.target); else drop(entry.target);
+      const part = entry.target;
+      if (entry.isIntersecting) { near.add(part); load(part); return; }
+      near.delete(part);
+      if (part.dataset.state === 'loaded') clear(part);
     }), { root: output, rootMargin: '1500px' });
     const extend = () => {
       for (let start = output.childElementCount * size; start < Math.max(total, 1); start += size) {

@@ -43,9 +43,9 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.-]{0,20}")
 def agents(action: str | None, name: str | None, directory: Path, output: Output) -> int:
     """List the coding agents that --agent knows, or check one.
 
-    The list says which are installed, in which version, whether a login or an API key was found, and when each was
-    last used in this workspace. With check, the agent gets one tiny task in a branch that is then dropped: it shows
-    whether the agent starts, and is answered. That costs a request.
+    The list says which are installed, in which version, whether a login or an API key was found, and when each was last
+    used in this workspace. With check, the agent gets one tiny task in a branch that is then dropped. This shows
+    whether the agent starts and whether its model answers. It costs one request.
     """
     if action is not None:
         if name is None:
@@ -75,7 +75,7 @@ def _list_agents(directory: Path) -> list[dict[str, Any]]:
     found = load_agents(directory)
     programs = {name: shutil.which(agent.command[0]) for name, agent in found.items()}
     with ThreadPoolExecutor(8) as pool:
-        top = f"{os.path.realpath(directory).rstrip('/')}/"  # an attempt may have changed a program in there
+        top = f"{os.path.realpath(directory).rstrip('/')}/"  # an attempt may have changed a program there
         safe = [None if os.path.realpath(path or "").startswith(top) else path for path in programs.values()]
         versions = dict(zip(programs, pool.map(_find_version, safe), strict=True))
     used = _find_last_uses(directory)
@@ -96,7 +96,7 @@ def _list_agents(directory: Path) -> list[dict[str, Any]]:
 
 
 def _find_version(program: str | None) -> str | None:
-    """Return what a program says about its version; None if it does not say it in time."""
+    """Return what a program prints as its version; None if it prints nothing within the time limit."""
     if program is None:
         return None
     try:
@@ -115,7 +115,7 @@ def _find_version(program: str | None) -> str | None:
 
 
 def _find_login(agent: Agent) -> str | None:
-    """Return where an agent may have its login from: a file of its own, or a variable; None if neither is there."""
+    """Return where an agent's login was found: the name of its file or of a variable; None if there is neither."""
     for login in agent.paths.logins:
         if glob.glob(os.path.expanduser(login.file)):
             return "file"
@@ -183,8 +183,9 @@ def continue_session(name: str, directory: Path, output: Output) -> int:
     """Continue the session of an attempt's agent, in its branch.
 
     The agent starts on this terminal, in the sandbox of the attempt, with the conversation and the files as the attempt
-    left them. The attempt must be over and its branch kept: made with --keep or --no-commit, or not decided yet. What
-    the session changes becomes part of the branch, and is tested when you say so. The exit code is the agent's own.
+    left them. The attempt must be over, and its branch must still exist: its fork is undecided, or was made with --keep
+    or --no-commit. What the session changes becomes part of the branch; nothing tests it automatically. The exit code
+    is the agent's own.
     """
     from forkwise.cli.commands.forks import open_workspace
     from forkwise.cli.private_mounts import open_inside
@@ -230,16 +231,18 @@ def _find_command(attempt: AttemptRecord, directory: Path) -> tuple[str, ...]:
 
     agent: Agent | None = load_agents(directory).get(attempt.agent or "")
     if agent is None or not agent.resume:
-        what = f"agent {attempt.agent!r} has no command for that" if attempt.agent else "it ran a command, not an agent"
+        what = (
+            f"agent {attempt.agent!r} cannot continue a session" if attempt.agent else "it ran a command, not an agent"
+        )
         raise click.ClickException(f"{attempt.id} cannot be continued: {what}; see the key resume in agents.toml")
     if not attempt.session:
-        raise click.ClickException(f"{attempt.id} cannot be continued: its agent did not say which session it had")
+        raise click.ClickException(f"{attempt.id} cannot be continued: its agent did not report a session id")
     return agent.resume_argv(attempt.session)
 
 
 def _explain_missing(attempt: AttemptRecord, fork: ForkRecord, argv: tuple[str, ...]) -> str:
     if fork.winner == attempt.id and fork.commit is not None:
-        return f"{attempt.id} was committed, and its session is yours: {shlex.join(argv)}"
+        return f"{attempt.id} was committed; continue its session with: {shlex.join(argv)}"
     return (
         f"the branch of {attempt.id} was dropped, and its session with it: make attempts with --keep or --no-commit to "
         "continue any of them"

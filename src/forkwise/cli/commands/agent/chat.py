@@ -37,7 +37,7 @@ _ask_option = click.option(
 _allow_option = click.option(
     "--allow-executable-config",
     is_flag=True,
-    help="Merge changes to what your machine runs by itself, such as git hooks, without asking.",
+    help="Merge changes to files that your machine runs by itself, such as git hooks, without asking.",
 )
 
 
@@ -69,11 +69,11 @@ def chat(
     directory: Path,
     output: Output,
 ) -> None:
-    """Talk with an agent in DIR, and fork the conversation.
+    """Chat with an agent in DIR, and fork the conversation.
 
-    Compare the branches of a fork and continue as one of them. The conversation is saved and continued the next time.
-    With --plain, with --json, and without a terminal, input is read from stdin and events are printed line by line.
-    DIR defaults to the current directory.
+    Compare the branches of a fork and continue with one of them. The conversation is saved, and continued next time.
+    With --plain, with --json, and without a terminal, input is read from stdin and events are printed line by line. DIR
+    defaults to the current directory.
     """
     import asyncio
 
@@ -100,9 +100,7 @@ def chat(
     try:
         end_signal = asyncio.run(run(directory, output, **options))
     except BranchingError as error:
-        from forkwise.chat.services import (
-            ChatModelError,
-        )  # imported late: it is slow, and the first frame must not wait
+        from forkwise.chat.services import ChatModelError  # imported late: it would delay the first frame
 
         if isinstance(error, ChatModelError) and not error.model:
             raise click.UsageError(f"{error}; {error.remedy}") from error
@@ -136,7 +134,7 @@ async def _chat_in_lines(directory: Path, output: Output, **options: Any) -> sig
 @_ask_option
 @_allow_option
 def acp(model: str | None, ask: tuple[str, ...], allow_executable_config: bool) -> None:
-    """Serve the chat to an editor, by the Agent Client Protocol.
+    """Serve the chat to an editor over the Agent Client Protocol.
 
     The editor starts this command and talks to it on stdin and stdout. Each chat is a session of the editor; while a
     conversation is forked, each branch is a session too. /fork, /merge and the other commands are typed as prompts.

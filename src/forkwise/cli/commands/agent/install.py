@@ -1,4 +1,4 @@
-"""``forkwise install`` and ``uninstall``: register forkwise with another agent, and take that back."""
+"""``forkwise install`` and ``uninstall``: register forkwise with another agent, and undo that."""
 
 from __future__ import annotations
 
@@ -26,10 +26,21 @@ def _options(function: F) -> F:
     for option in reversed(
         (
             click.argument("client", metavar="AGENT", type=click.Choice(_CLIENTS)),
-            click.option("--user", "scope", flag_value="user", default=True, help="For all projects (default)."),
-            click.option("--project", "scope", flag_value="project", help="For this workspace, in files in it."),
+            click.option(
+                "--user",
+                "scope",
+                flag_value="user",
+                default=True,
+                help="Change the agent's settings for all projects (default).",
+            ),
+            click.option(
+                "--project",
+                "scope",
+                flag_value="project",
+                help="Change the settings of this workspace only, in files inside it.",
+            ),
             click.option("-y", "--yes", is_flag=True, help="Make the changes without asking."),
-            click.option("--dry-run", is_flag=True, help="Print the changes, and make none."),
+            click.option("--dry-run", is_flag=True, help="Print the changes without making them."),
         )
     ):
         function = option(function)
@@ -40,7 +51,9 @@ def _options(function: F) -> F:
 @_options
 @click.option("--read-only", is_flag=True, help="Offer the agent only the tools that change nothing.")
 @click.option("--no-commit", is_flag=True, help="Offer the agent neither pick nor undo.")
-@click.option("--no-confirm", is_flag=True, help="Let it commit without asking you, as without a terminal it must.")
+@click.option(
+    "--no-confirm", is_flag=True, help="Let the agent commit without asking you; needed if nobody can answer."
+)
 @workspace_option
 @json_option
 def install(
@@ -56,9 +69,9 @@ def install(
 ) -> None:
     """Register forkwise with another agent, such as claude or codex.
 
-    AGENT is claude, codex, gemini, cursor, vscode or opencode. The changes of its files are shown first. What is there
-    stays, comments included. Claude Code also gets a plugin with worktree hooks, a skill and the commands best-of,
-    forks and undo.
+    AGENT is claude, codex, gemini, cursor, vscode or opencode. The changes to its files are shown first. Existing
+    settings are kept, including comments. Claude Code also gets a plugin with worktree hooks, a skill and the commands
+    best-of, forks and undo.
     """
     from forkwise.agents.registration import plan_install
 
@@ -72,9 +85,9 @@ def install(
 @workspace_option
 @json_option
 def uninstall(client: str, scope: Scope, yes: bool, dry_run: bool, directory: Path, output: Output) -> None:
-    """Take back what forkwise install changed.
+    """Undo what forkwise install changed.
 
-    Exactly what was inserted is removed; what you changed since stays, and so do files of the plugin that you edited.
+    Only what was inserted is removed; later changes of yours are kept, and so are plugin files that you edited.
     """
     from forkwise.agents.registration import plan_uninstall
 
@@ -97,7 +110,9 @@ def _carry_out(change: Registration, done: str, yes: bool, dry_run: bool, output
             output.diff(unified([FileDiff(edit.path.name, *map(_version, (edit.old, edit.new)))]))
     if change.edits and not dry_run:
         if not yes and (output.as_json or not sys.stdin.isatty()):
-            raise click.UsageError("nobody can be asked here: make the changes with --yes, or see them with --dry-run")
+            raise click.UsageError(
+                "there is no terminal to ask on: make the changes with --yes, or print them with --dry-run"
+            )
         if not yes and not click.confirm("Make these changes?", default=True):
             raise click.Abort
         apply_registration(change)

@@ -14,21 +14,21 @@ __all__ = ["keys"]
 
 @click.group("keys", cls=Commands)
 def keys() -> None:
-    """Keep keys of model providers for agents inside agents.
+    """Store API keys for agents that other agents start.
 
-    An agent withholds its own keys from programs that it starts, such as forkwise mcp. The keys kept here are for the
+    An agent hides its own keys from the programs that it starts, such as forkwise mcp. The keys stored here are for the
     agents that forkwise mcp starts in turn. Each is an environment variable, such as ANTHROPIC_API_KEY.
     """
 
 
 @keys.command("set", example=("forkwise keys set ANTHROPIC_API_KEY", "pass openai | forkwise keys set OPENAI_API_KEY"))
 @click.argument("name", metavar="VARIABLE")
-@click.option("--keyring", is_flag=True, help="Keep it in the system's keyring instead of a file of mode 600.")
+@click.option("--keyring", is_flag=True, help="Store the key in the system's keyring instead of a file with mode 600.")
 @json_option
 def set_(name: str, keyring: bool, output: Output) -> None:
-    """Store a key, which is read from the terminal or from a pipe.
+    """Store a key that is read from the terminal or from a pipe.
 
-    The value is never an argument, where other users could see it. On a terminal it is not shown.
+    The key is never an argument, because other users could see it there. A terminal does not echo it.
     """
     from forkwise.config.key_store import KeyStore
 
@@ -71,7 +71,7 @@ def ls(output: Output) -> None:
 def rm(name: str, output: Output) -> None:
     """Remove a key from the file or the keyring.
 
-    Agents that run already keep it in their environment.
+    Agents that are already running keep it in their environment.
     """
     from forkwise.config.key_store import KeyStore
 

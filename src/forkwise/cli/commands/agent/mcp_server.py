@@ -1,4 +1,4 @@
-"""``forkwise mcp``: serve forks, branches and commits to other agents, by the Model Context Protocol."""
+"""``forkwise mcp``: serve forks, branches and commits to other agents over the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SHORTEST_TOKEN = 16
     type=click.IntRange(0, 65535),
     metavar="PORT",
     show_default="standard input and output",
-    help="Serve HTTP on this port of the loopback; 0 is any free one.",
+    help="Serve HTTP on this loopback port; 0 chooses a free one.",
 )
 @click.option("--read-only", is_flag=True, help="Offer only the tools that change nothing: wait, show and diff.")
 @click.option("--no-commit", is_flag=True, help="Offer no tools that change the workspace: neither pick nor undo.")
-@click.option("--no-confirm", is_flag=True, help="Commit without asking the user, also if the client can ask.")
+@click.option("--no-confirm", is_flag=True, help="Commit without asking the user, even if the client can ask.")
 @workspace_option
 @json_option
 def mcp(port: int | None, read_only: bool, no_commit: bool, no_confirm: bool, directory: Path, output: Output) -> None:
@@ -47,7 +47,9 @@ def mcp(port: int | None, read_only: bool, no_commit: bool, no_confirm: bool, di
         )
     token = os.environ.pop(_TOKEN, None) or secrets.token_urlsafe(32)
     if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-        raise click.UsageError(f"{_TOKEN} must have at least {_SHORTEST_TOKEN} printable ASCII characters, no spaces")
+        raise click.UsageError(
+            f"{_TOKEN} must have at least {_SHORTEST_TOKEN} printable ASCII characters and no spaces"
+        )
     from forkwise.cli.private_mounts import enter_to_create
 
     enter_to_create(directory, None)  # before threads start: only a single thread can enter a namespace
@@ -70,6 +72,6 @@ def mcp(port: int | None, read_only: bool, no_commit: bool, no_confirm: bool, di
         output.document({"url": transport.url, "token": token, "workspace": str(directory.resolve())})
     else:
         output.line(f"Serving {directory.resolve()} at {transport.url}", "bold")
-        output.line(f"Clients need the field Authorization: Bearer {token}")
+        output.line(f"Clients need the header Authorization: Bearer {token}")
     sys.stdout.flush()
     transport.serve()

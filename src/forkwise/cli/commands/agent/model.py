@@ -27,7 +27,7 @@ __all__ = ["model"]
 def model() -> None:
     """Manage the small local model, which needs no API key.
 
-    The model is SmolLM2 with 135 million parameters. It streams its answers and can fill a JSON schema, but it is not
+    The model is SmolLM2 with 135 million parameters. It streams its answers and can follow a JSON schema, but it is not
     clever. Use it with --model local, or in Python with model="local".
     """
 

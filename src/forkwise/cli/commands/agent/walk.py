@@ -93,8 +93,8 @@ def walk(
     """Move through the messages and branches of a conversation.
 
     CONVERSATION is an exported file, or the id of a conversation in the workspace's ledger. With COMMAND, run that one
-    command and save the new position; without, read commands from stdin (help or ? lists them). A prompt continues with
-    --agent, or with the agent of a chat, or else with the instructions that the conversation records.
+    command and save the new position; without it, read commands from stdin (help or ? lists them). Prompts go to the
+    agent of --agent, or of the chat, or else to one with the instructions that the conversation records.
     """
     require_extra("agents", "forkwise walk")
     if is_list:
@@ -226,7 +226,7 @@ class _Session:
                 self._save()
 
     def _state(self) -> tuple[object, ...]:
-        """Return what a command may change, for comparison."""
+        """Return the state that a command may change, to be compared before and after it."""
         talk = self.talk
         return id(talk), len(talk), talk.here, tuple(talk.labels.items()), sum(len(node.results) for node in talk)
 
@@ -379,7 +379,7 @@ class _Session:
     async def _prompt(self, text: str) -> Node:
         """Send a prompt at the current node and move to the answer.
 
-        If the same prompt got no answer before, such as after a provider's error, it is not added again.
+        If the same prompt was sent before and got no answer, such as after a provider's error, it is not added again.
         """
         talk = self._open_talk()
         asked = self._find_unanswered(text)
@@ -448,8 +448,8 @@ class _Session:
     def _build_agent(self) -> tuple[Agent[Any, Any], dict[str, Any]]:
         """Return the agent that answers prompts, and the options of its runs.
 
-        Without ``--agent``, a chat continues with its agent, whose tools work in the workspace; of any other
-        conversation only the instructions are known.
+        Without ``--agent``, a chat continues with its own agent, whose tools work in the workspace. Of other
+        conversations only the instructions are known.
         """
         from pydantic_ai import Agent
 
@@ -534,7 +534,7 @@ def _open_reader(output: Output) -> Callable[[str], str | None]:
         return lambda _: sys.stdin.readline() or None
     try:
         import readline
-    except ImportError:  # a Python without it
+    except ImportError:  # this Python was built without readline
         pass
     else:
         words = [word for names in COMMANDS for word in names.split(", ")]
