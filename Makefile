@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo agents test test-integration crash fuzz check format bench bench-quality clean system screenshots vendor docs dist
+.PHONY: help venv demo agents test test-integration crash fuzz check format bench bench-quality clean system system-integration screenshots vendor docs dist
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 19
@@ -41,6 +41,9 @@ $(INTEGRATION)/.installed: pyproject.toml
 system:
 	@scripts/system-packages
 
+system-integration:
+	@scripts/system-packages --integration
+
 venv: $(DEV)  ## create .venv with the development tools
 
 demo: $(CORE)  ## try four fixes side by side, commit the one that passes the tests, undo it
@@ -53,8 +56,8 @@ agents: $(DEV)  ## run real coding agents, installed from npm and PyPI, against 
 test: system $(DEV) $(DOCS)  ## run the tests, the same way every time (PYTEST_ARGS='-k name' for some)
 	@$(BIN)/python scripts/run-tests $(PYTEST_ARGS)
 
-test-integration: $(INTEGRATION)/.installed  ## run the long tests, the kills, and what needs large components: the local model, other languages
-	@scripts/system-packages --integration
+test-integration:  ## run the long tests, the kills, and what needs large components: the local model, other languages
+	@$(MAKE) --no-print-directory --jobs=2 system-integration $(INTEGRATION)/.installed
 	-@$(INTEGRATION)/bin/forkwise model fetch --quiet  # without the weights, the tests themselves skip or fail
 	@$(INTEGRATION)/bin/python scripts/run-tests --integration $(PYTEST_ARGS)
 

@@ -30,7 +30,7 @@ from tests.files.steps import Steps, fork, in_child
 
 pytestmark = pytest.mark.integration
 
-RACES = rounds(300, 1000)
+RACES = rounds(150, 1000)
 
 
 @pytest.fixture(scope="module", autouse=True)

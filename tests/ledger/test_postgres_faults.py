@@ -114,7 +114,7 @@ def test_a_connection_that_is_cut_anywhere(cut: tuple[SlowProxy, PostgresLedger,
     fork = fork_in(ledger).id
     recorded: list[str] = []
     refused = 0
-    for number in range(1, rounds(20, 60)):
+    for number in range(1, rounds(20, 60), rounds(2, 1)):
         proxy.cut_after = 1 + number % 10
         try:
             recorded.append(attempt_in(ledger, fork, str(number), index=number, started=False).id)
@@ -133,7 +133,7 @@ def test_a_connection_that_is_cut_under_single_events(cut: tuple[SlowProxy, Post
     fork = fork_in(ledger).id
     attempt = attempt_in(ledger, fork).id
     recorded: list[float] = []
-    for number in range(1, rounds(20, 60)):
+    for number in range(1, rounds(20, 60), rounds(2, 1)):
         proxy.cut_after = 1 + number % 4
         with suppress(LedgerError):
             ledger.record_score(attempt, float(number))
