@@ -83,8 +83,9 @@ class _Person:
 def _reachable(checkout: Checkout, at: Path | None = None) -> set[str]:
     done = checkout.run("rev-list", "--all", "--reflog", "HEAD", at=at)
     if at is not None and done.returncode != 0:
-        # A view shows references that the user created since, and after a gc in it not always their objects.
-        done = checkout.run("rev-list", "--ignore-missing", "--reflog", "HEAD", at=at)
+        # A view shows references that the user created since, and after a gc in it not always their objects, nor those
+        # of their parents. What the attempt committed is in the log of HEAD.
+        done = checkout.run("rev-list", "--ignore-missing", "--no-walk", "--reflog", "HEAD", at=at)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
