@@ -34,7 +34,6 @@ $(INTEGRATION)/.installed: pyproject.toml
 	@echo "Creating a virtual environment in $(INTEGRATION)"
 	@test -x $(INTEGRATION)/bin/python || $(PYTHON) -m venv $(INTEGRATION)
 	@echo "Installing forkwise and what the integration tests need"
-	@$(INTEGRATION)/bin/python $(PIP_INSTALL) --no-compile --editable .
 	@$(INTEGRATION)/bin/python scripts/install-group integration
 	@touch $@
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-__all__ = ["Duration", "Expense", "Processors", "Size", "duration_text"]
+__all__ = ["Duration", "Expense", "Processors", "Size"]
 
 _VALUE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -119,15 +119,3 @@ class Processors(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a number of processors such as 1.5", param, ctx)
         return number
-
-
-def duration_text(seconds: float) -> str:
-    """Format a duration with its unit.
-
-    >>> duration_text(90), duration_text(600), duration_text(5400), duration_text(0.5)
-    ('90s', '10m', '1.5h', '0.5s')
-    """
-    for unit, length in (("h", 3600.0), ("m", 60.0)):
-        if seconds >= length and (seconds / length * 10).is_integer():
-            return f"{seconds / length:g}{unit}"
-    return f"{seconds:g}s"

@@ -20,6 +20,7 @@ from forkwise.errors import NamespaceError
 from forkwise.files.mounted import find_branching_mount
 from forkwise.files.store.state import locate
 from forkwise.files.views import catalogue
+from forkwise.linux.cgroup import own_groups
 from forkwise.linux.mountinfo import find_entry, mounts
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.network.gateway import open_network
@@ -211,7 +212,7 @@ def _examine_cgroups() -> Finding:
 
     It only calls access(2), which also considers read-only mounts: a doctor that is killed would leave a group behind.
     """
-    groups = _find_own_groups()
+    groups = {name: Path(path) for name, path in own_groups().items()}
     usable = []
     own = groups.get("")
     if own is not None and all(os.access(path, os.W_OK) for path in (own, own / "cgroup.procs")):
@@ -229,43 +230,11 @@ def _examine_cgroups() -> Finding:
     )
 
 
-def _find_own_groups() -> dict[str, Path]:
-    """Return the directories of this process's control groups by controller ('' for version 2)."""
-    mounted = _find_group_mounts()
-    groups = {}
-    for line in _read_lines(Path("/proc/self/cgroup")):
-        _, names, path = line.split(":", 2)
-        for name in names.split(","):
-            if name in mounted:
-                root, point = mounted[name]
-                inside = os.path.relpath(path, root)
-                groups[name] = point if inside.startswith("..") else point / inside
-    return {name: path for name, path in groups.items() if path.is_dir()}
-
-
-def _find_group_mounts() -> dict[str, tuple[str, Path]]:
-    """Return the mount point of each controller, with the group that is the mount's root."""
-    mounts: dict[str, tuple[str, Path]] = {}
-    for line in _read_lines(Path("/proc/self/mountinfo")):
-        fields, _, rest = line.partition(" - ")
-        root, point = fields.split()[3:5]
-        fstype, _, options = rest.split(" ", 2)
-        if fstype == "cgroup2":
-            mounts[""] = root, Path(point)
-        elif fstype == "cgroup":
-            mounts.update({name: (root, Path(point)) for name in options.split(",") if name in _CONTROLLERS})
-    return mounts
-
-
-def _read_lines(path: Path) -> list[str]:
+def _read_words(path: Path) -> list[str]:
     try:
-        return path.read_text(errors="surrogateescape").splitlines()
+        return path.read_text(errors="surrogateescape").split()
     except OSError:
         return []
-
-
-def _read_words(path: Path) -> list[str]:
-    return " ".join(_read_lines(path)).split()
 
 
 def _examine_programs() -> list[Finding]:

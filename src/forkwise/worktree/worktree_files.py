@@ -107,7 +107,7 @@ def _mount_overlay(source: str, home: str, path: str) -> None:
 @contextmanager
 def _by_descriptor(paths: list[str]) -> Iterator[list[str]]:
     """Yield the paths, through descriptors if they contain separators of mount options or are too long for these."""
-    if not _SEPARATORS.search("".join(paths)) and sum(map(len, paths)) < _MAX_OPTIONS:
+    if not _SEPARATORS.search("".join(paths)) and len(os.fsencode("".join(paths))) < _MAX_OPTIONS:
         yield paths
         return
     with ExitStack() as stack:
