@@ -147,12 +147,12 @@ def test_a_signal_at_any_moment_leaves_nothing_behind(name: str, scenes: Iterato
     assert whole.code == 0, whole.stderr
     scene.check_nothing_left()
     after = scene.files()
-    count = rounds(3, 120)
+    count, index = rounds(2, 120), list(COMMANDS).index(name)
     for moment in range(count):
-        number = SIGNALS[moment % 3]
+        number = SIGNALS[(moment + index) % 3]
         scene = next(scenes)
         words = scene.prepare(*COMMANDS[name])
-        call = FIRST + (whole.calls - FIRST) * moment // count
+        call = FIRST + (whole.calls - FIRST) * (4 * moment + index % 4) // (4 * count)
         second_call = call + 5 if moment % 2 else 0
         ended = scene.server.run(*words, cwd=scene.project, call=call, number=number, second_call=second_call)
         scene.check_nothing_left()

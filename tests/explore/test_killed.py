@@ -14,7 +14,7 @@ from tests.counts import IS_FULL, rounds
 from tests.explore import kill_at_random
 
 _SHARES = rounds(1, 2)
-_ROUNDS = rounds(8, 100)
+_ROUNDS = rounds(5, 100)
 
 
 @pytest.mark.crash

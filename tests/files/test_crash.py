@@ -116,7 +116,7 @@ def kill_everywhere(
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_commit_killed_at_every_step(memory: Path, view: str) -> None:
-    every = rounds(17 if view == "overlay" else 23, 1)
+    every = rounds(29 if view == "overlay" else 41, 1)
     kill_everywhere(
         lambda: Scene(memory, view), every=every, finish_every=3 if view == "overlay" else 9, copies=view == "copy"
     )
@@ -124,35 +124,35 @@ def test_commit_killed_at_every_step(memory: Path, view: str) -> None:
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_undo_killed_at_every_step(memory: Path, view: str) -> None:
-    every = rounds(17, 1)
+    every = rounds(29, 1)
     kill_everywhere(lambda: Undo(memory, view), finish_every=7, every=every)
 
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_commit_into_a_branch_killed_at_every_step(memory: Path, view: str) -> None:
-    every = rounds(17, 1)
+    every = rounds(29, 1)
     kill_everywhere(lambda: Nested(memory, view), finish_every=7, copies=view == "copy", every=every)
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_state_on_another_filesystem_killed(memory: Path, elsewhere: Path, kind: type[Scene]) -> None:
     """Files staged inside the workspace are removed by every reopening, which does not change the root's time."""
-    kill_everywhere(lambda: kind(memory, root=elsewhere), finish_every=23, copies=True, every=rounds(37, 2))
+    kill_everywhere(lambda: kind(memory, root=elsewhere), finish_every=23, copies=True, every=rounds(67, 2))
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_without_exchanging_renames_killed(memory: Path, kind: type[Scene]) -> None:
     """Some filesystems support only plain renames, so that an exchange takes three."""
-    kill_everywhere(lambda: kind(memory), finish_every=11, flagless=True, every=rounds(37, 2))
+    kill_everywhere(lambda: kind(memory), finish_every=11, flagless=True, every=rounds(67, 2))
 
 
 @pytest.mark.parametrize(
     ("kind", "view", "flagless", "every"),
     [
-        (Scene, "overlay", False, rounds(17, 1)),
-        (Scene, "overlay", True, rounds(37, 2)),
-        (Scene, "copy", False, rounds(37, 2)),
-        (Undo, "overlay", True, rounds(37, 3)),
+        (Scene, "overlay", False, rounds(29, 1)),
+        (Scene, "overlay", True, rounds(67, 2)),
+        (Scene, "copy", False, rounds(67, 2)),
+        (Undo, "overlay", True, rounds(67, 3)),
     ],
 )
 def test_recovery_killed(memory: Path, kind: type[Scene], view: str, flagless: bool, every: int) -> None:
@@ -161,12 +161,12 @@ def test_recovery_killed(memory: Path, kind: type[Scene], view: str, flagless: b
 
 
 def test_recovery_of_a_branch_killed(memory: Path) -> None:
-    kill_recovery_everywhere(lambda: Nested(memory), every=rounds(37, 2))
+    kill_recovery_everywhere(lambda: Nested(memory), every=rounds(67, 2))
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_recovery_with_state_elsewhere_killed(memory: Path, elsewhere: Path, kind: type[Scene]) -> None:
-    kill_recovery_everywhere(lambda: kind(memory, root=elsewhere), every=rounds(53, 5))
+    kill_recovery_everywhere(lambda: kind(memory, root=elsewhere), every=rounds(97, 5))
 
 
 def test_a_recovery_with_state_elsewhere_is_marked_on_the_disk_before_its_files_are_removed(
@@ -196,24 +196,24 @@ def test_a_recovery_with_state_elsewhere_is_marked_on_the_disk_before_its_files_
 @pytest.mark.parametrize("kind", [OnOverlay, UndoOnOverlay])
 def test_workspace_on_an_overlay_killed(memory: Path, kind: type[Scene]) -> None:
     """As in a container: a directory of the lower layer cannot be renamed, so it is moved entry by entry."""
-    kill_everywhere(lambda: kind(memory), finish_every=20, copies=True, every=rounds(37, 2))
+    kill_everywhere(lambda: kind(memory), finish_every=20, copies=True, every=rounds(67, 2))
 
 
 def test_commit_on_a_disk_killed(tmp_path: Path) -> None:
     """The same with real syncs; a few steps are enough."""
-    kill_everywhere(lambda: Scene(tmp_path), finish_every=5, every=rounds(53, 5))
+    kill_everywhere(lambda: Scene(tmp_path), finish_every=5, every=rounds(97, 5))
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_without_privileges_killed(public: Path, kind: type[Scene]) -> None:
     """Read-only directories are made writable for a moment, and must be read-only again in any case."""
     kill_everywhere(
-        lambda: kind(public, "copy"), finish_every=20, copies=kind is Scene, user=NOBODY, every=rounds(37, 2)
+        lambda: kind(public, "copy"), finish_every=20, copies=kind is Scene, user=NOBODY, every=rounds(67, 2)
     )
 
 
 def test_recovery_without_privileges_killed(public: Path) -> None:
-    kill_recovery_everywhere(lambda: Scene(public, "copy"), user=NOBODY, every=rounds(53, 3))
+    kill_recovery_everywhere(lambda: Scene(public, "copy"), user=NOBODY, every=rounds(97, 3))
 
 
 def kill_recovery_everywhere(

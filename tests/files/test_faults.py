@@ -99,31 +99,31 @@ def fail_everywhere(
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 def test_commit_failing_at_any_step(memory: Path, error: int) -> None:
-    every = rounds(37, 3 if error == errno.EPERM else 1)  # the kernel returns EPERM for the same reasons as EACCES
+    every = rounds(67, 3 if error == errno.EPERM else 1)  # the kernel returns EPERM for the same reasons as EACCES
     fail_everywhere(partial(Scene, memory), (error,), every=every, finish_every=10)
 
 
 def test_undo_failing_at_every_step(memory: Path) -> None:
-    fail_everywhere(partial(Undo, memory), ERRORS, takes_turns=True, every=rounds(23, 1))
+    fail_everywhere(partial(Undo, memory), ERRORS, takes_turns=True, every=rounds(41, 1))
 
 
 def test_commit_of_a_whole_tree_failing(memory: Path) -> None:
-    fail_everywhere(partial(Scene, memory, "copy"), ERRORS, every=rounds(53, 3))
+    fail_everywhere(partial(Scene, memory, "copy"), ERRORS, every=rounds(97, 3))
 
 
 def test_commit_into_a_branch_failing(memory: Path) -> None:
-    fail_everywhere(partial(Nested, memory), (errno.EIO, errno.ENOSPC), takes_turns=True, every=rounds(23, 1))
+    fail_everywhere(partial(Nested, memory), (errno.EIO, errno.ENOSPC), takes_turns=True, every=rounds(41, 1))
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_state_elsewhere_failing(memory: Path, elsewhere: Path, kind: type[Scene]) -> None:
-    fail_everywhere(partial(kind, memory, root=elsewhere), ERRORS, every=rounds(97, 7))
+    fail_everywhere(partial(kind, memory, root=elsewhere), ERRORS, every=rounds(151, 7))
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo, Nested])
 def test_everything_failing_from_some_step_on(memory: Path, kind: type[Scene]) -> None:
     """Then even the rollback fails, and is left to the next process that opens the workspace."""
-    fail_everywhere(partial(kind, memory), ERRORS, lasting=True, every=rounds(37, 3))
+    fail_everywhere(partial(kind, memory), ERRORS, lasting=True, every=rounds(67, 3))
 
 
 @pytest.mark.parametrize(

@@ -561,7 +561,7 @@ def test_a_kill_at_any_step_is_recovered(tmp_path: Path, undoes: bool, monkeypat
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # for what killed processes leave
     steps = Steps()
     number, taken = 0, 0
-    stride = rounds(19, 1)
+    stride = rounds(31, 1)
     while number <= len(steps.seen) or not number:
         checkout = Checkout.create(tmp_path / f"w{number}")
         branch = checkout.workspace.branch("try")

@@ -275,7 +275,7 @@ def test_writers_that_are_killed_leave_whole_changes(opened: Open, tmp_path: Pat
             mine.end_attempt(attempt.id, "succeeded")
             mine.resolve(fork, how="first success", winner=attempt.id)
 
-    for round_ in range(rounds(10, 200)):
+    for round_ in range(rounds(6, 200)):
         reader, write_end = os.pipe()
         child = Child(lambda write_end=write_end: work(write_end))
         for _ in range(1 + round_ % 4):

@@ -14,7 +14,7 @@ import pytest
 from tests.counts import IS_FULL, rounds
 from tests.live.kill_nested import HOWS
 
-_ROUNDS = rounds(3, 30)
+_ROUNDS = rounds(2, 30)
 _SPOKEN = 3  # responses of each nested branch
 
 

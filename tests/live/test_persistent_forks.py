@@ -29,7 +29,7 @@ from tests.modules.brain import Asked, Brain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
-_ROUNDS = rounds(4, 50)
+_ROUNDS = rounds(3, 50)
 _TURNS = 5  # of every branch
 LEFT = """
 import asyncio, os

@@ -58,7 +58,7 @@ SHORT = {
 }
 
 SEED = 3
-IMAGES = rounds(6, 22)
+IMAGES = rounds(4, 22)
 RECOVERIES = rounds(1, 4)
 
 

@@ -29,7 +29,7 @@ from tests.sandbox.child import need_user_namespaces
 
 pytestmark = pytest.mark.integration
 
-ROUNDS = rounds(12, 200)
+ROUNDS = rounds(8, 200)
 DESCRIPTORS = 8  # of an idle forkserver: three, a socket, its parent, itself, two of the prepared init process
 
 # Ways of a command to avoid being killed. A variable that all descendants inherit marks each.

@@ -264,7 +264,7 @@ def test_kills_lose_nothing_that_was_committed(project: Path) -> None:
     change(project, "insert into numbers values (0)")
     taken = time.monotonic() - started
     committed = [0]
-    count = rounds(5, 50)
+    count = rounds(3, 50)
     for number in range(1, count + 1):
         branch = fork(project, "round")
         query(branch, f"insert into numbers values ({number})")

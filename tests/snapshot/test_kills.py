@@ -43,7 +43,7 @@ def test_no_kill_loses_what_a_snapshot_needs(workspace: Workspace, store: Object
     chance = Random(1)
     living = [Snapshot.create(workspace, store)]
     killed = 0
-    for turn in range(rounds(5, 60)):
+    for turn in range(rounds(4, 60)):
         (workspace.path / f"new-{turn % 7}").write_bytes(chance.randbytes(chance.choice((10, 5000, 300_000))))
         killed += run_killed("create", store, workspace, chance.randint(1, 14))
         expire_marks(store)
