@@ -110,6 +110,7 @@ def test_budget_of_attempts_in_turn(run: Run) -> None:
         ("10", "'10' has no unit: 10s are seconds, 10m minutes, 10h hours"),
         ("x", "is not an amount"),
         ("0m", "above zero"),
+        ("0", "above zero"),
     ],
 )
 def test_budget_values(run: Run, value: str, message: str) -> None:

@@ -39,11 +39,11 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         unit = None if found is None else found[2].lower()
         if found is None or unit is None or (unit and unit not in _SECONDS):
             self.fail(f"{value!r} is not a duration such as 90s, 10m or 1.5h", param, ctx)
-        if not unit and self._needs_unit:
-            self.fail(f"{value!r} has no unit: {value}s are seconds, {value}m minutes, {value}h hours", param, ctx)
         seconds = float(found[1]) * _SECONDS[unit or "s"]
         if not (seconds > 0 or (self._allows_zero and seconds == 0)):
             self.fail(f"{value!r} is not above zero", param, ctx)
+        if not unit and self._needs_unit:
+            self.fail(f"{value!r} has no unit: {value}s are seconds, {value}m minutes, {value}h hours", param, ctx)
         if seconds > _LONGEST_S:
             self.fail(f"{value!r} is longer than ten years", param, ctx)
         return seconds

@@ -59,7 +59,9 @@ class KeyStore:
             raise ConfigError(f"{name!r} is not the name of an environment variable, such as ANTHROPIC_API_KEY")
         if _DANGEROUS.fullmatch(name):
             raise ConfigError(f"{name} changes how programs run and is not a key: set it in your shell instead")
-        if not value or len(value) > _MAX_VALUE or not value.isprintable():
+        if not value:
+            raise ConfigError(f"no value was given for {name}")
+        if len(value) > _MAX_VALUE or not value.isprintable():
             raise ConfigError(f"the value of {name} must be one line of at most {_MAX_VALUE >> 10} KiB")
         keys = self._load()
         had_keyring = name in keys and keys[name] is None

@@ -2,7 +2,7 @@
 # command: cargo test --offline --no-fail-fast
 mkdir src tests
 printf '[package]\nname = "calc"\nversion = "0.1.0"\nedition = "2021"\n\n[lib]\ndoctest = false\n' > Cargo.toml
-printf '\n[profile.dev]\ndebug = false\nincremental = false\n' >> Cargo.toml  # nothing is debugged or built twice
+printf '\n[profile.dev]\ndebug = false\nstrip = "debuginfo"\nincremental = false\n' >> Cargo.toml  # nothing is debugged or built twice
 cat > src/lib.rs <<'END'
 pub fn add(a: i64, b: i64) -> i64 {
     a - b
