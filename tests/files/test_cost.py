@@ -95,7 +95,9 @@ def _count(base: Path, files: int, changed: int, durable: str) -> Calls:
         path.write_bytes(b"old")
     log = base / f"{root.name}.strace"
     command = [sys.executable, "-c", _SCRIPT, str(root), str(changed), durable]
-    subprocess.run(["strace", "-ff", "-qq", "-o", str(log), *command], check=True, timeout=120)
+    # Settings are looked for below the home directory, with more calls the deeper that is.
+    environment = os.environ | {"XDG_CONFIG_HOME": str(base)}
+    subprocess.run(["strace", "-ff", "-qq", "-o", str(log), *command], check=True, timeout=120, env=environment)
     # With -ff strace writes one file per thread; the marks are in that of the calling thread.
     (caller,) = (text for p in base.glob(f"{log.name}.*") if "getppid()" in (text := p.read_text(errors="replace")))
     made: dict[str, Counter[str]] = {}
