@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import forkwise
+
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 MOST_MODULES = 150
 """Modules, the standard library's included, that a workspace may load; 113 when this was written, in 70 ms of CPU."""
@@ -28,22 +33,16 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 NOT_NEEDED = {"asyncio", "click", "pydantic", "ray", "rich", "sqlite3"}
-HIGHER_FLOORS = (
-    "cli",
-    "tui",
-    "display",
-    "chat",
-    "live",
-    "modules",
-    "local_model",
-    "conversation",
-    "explore",
-    "agents",
-    "fork",
-    "testing",
-    "ledger",
-    "sandbox",
-)
+
+
+def read_floors_above_files() -> tuple[str, ...]:
+    """Read which packages are above ``files`` from the import contract."""
+    contracts = tomllib.loads(PYPROJECT.read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["id"] == "floors")
+    return tuple(re.findall(r"\w+", " ".join(layers[: layers.index("files")])))
+
+
+HIGHER_FLOORS = read_floors_above_files()
 
 
 def run(code: str) -> str:
@@ -56,7 +55,7 @@ def run(code: str) -> str:
 def test_loads_nothing_from_the_floors_above(name: str) -> None:
     loaded = set(json.loads(run(LOADED.format(name=name))))
     assert not loaded & NOT_NEEDED
-    assert not [module for module in loaded if module.startswith(tuple(f"forkwise.{f}" for f in HIGHER_FLOORS))]
+    assert not [module for module in loaded if module.startswith(tuple(f"forkwise.{floor}" for floor in HIGHER_FLOORS))]
 
 
 def test_an_exception_loads_no_files_floor() -> None:
