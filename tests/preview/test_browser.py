@@ -8,6 +8,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,11 @@ def test_a_page_with_a_websocket_and_events(workspace: Workspace, tmp_path: Path
     need(browser is not None, "chromium is not installed")
     branch = workspace.branch("k3f9ab-1")
     book = TargetBook(workspace)
-    with NetworkSpace() as space, PreviewListener(book.connect) as listener:
+    with (
+        NetworkSpace() as space,
+        PreviewListener(book.connect) as listener,
+        tempfile.TemporaryDirectory() as scratch,  # for the browser's socket, whose path has to be short
+    ):
         reader, writer = os.pipe()
         process = spawn(branch, [sys.executable, "-c", SERVER], (0, writer, 2), space=space)
         os.close(writer)
@@ -110,7 +115,7 @@ def test_a_page_with_a_websocket_and_events(workspace: Workspace, tmp_path: Path
                 address = f"http://k3f9ab-1--3000.localhost:{listener.port}/"
                 options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
                 options += ["--remote-debugging-port=0", f"--user-data-dir={tmp_path}/profile", "--no-first-run"]
-                environment = {**os.environ, "HOME": str(tmp_path)}
+                environment = {**os.environ, "HOME": str(tmp_path), "TMPDIR": scratch}
                 window = subprocess.Popen(
                     [str(browser), *options, f"{address}?forkwise-token={token}"],
                     env=environment,
