@@ -136,6 +136,40 @@ def test_a_class_name_is_defined_once() -> None:
     assert {name for name, count in classes.items() if count > 1} <= set()
 
 
+BRIDGES = {
+    "Runner",
+    "call_soon_threadsafe",
+    "new_event_loop",
+    "run_coroutine_threadsafe",
+    "run_in_executor",
+    "run_until_complete",
+    "to_thread",
+}
+"""What ``asyncio`` and its loops offer to cross between threads; ``concurrency`` has a function for each case."""
+
+PROGRAMS = {
+    "agents/acp_client",
+    "cli/commands/agent/chat",
+    "cli/stop_signal",
+    "cluster/node_program",
+    "fork/runner",
+    "mcp/job",
+}
+"""Modules that start an event loop in a thread or process of their own, as a program does."""
+
+
+@by_module
+def test_only_one_module_bridges_threads_and_event_loops(path: Path) -> None:
+    if relative(path) == "concurrency":
+        return
+    used = {node.attr for node in ast.walk(parse(path)) if isinstance(node, ast.Attribute)}
+    assert not used & BRIDGES
+    starts = [
+        node for node in ast.walk(parse(path)) if isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.run"
+    ]
+    assert bool(starts) == (relative(path) in PROGRAMS)
+
+
 # --- the language ---------------------------------------------------------------------------------------------------
 
 

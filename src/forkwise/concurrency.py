@@ -1,7 +1,8 @@
 """The bridges between blocking and asynchronous code, one for each direction.
 
-``run_in_thread`` runs blocking code from a coroutine, ``run_sync`` runs a coroutine from blocking code, and ``finish``
-awaits work that must not be abandoned halfway. They live on the bottom floor because every other floor needs them.
+``run_in_thread`` runs blocking code from a coroutine, ``run_sync`` runs a coroutine from blocking code, ``post`` and
+``run_on_loop`` reach an event loop of another thread, and ``finish`` awaits work that must not be abandoned halfway.
+They live on the bottom floor because every other floor needs them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
     "CallResult",
+    "LoopThread",
     "call_any",
     "finish",
+    "finish_on_idle_loop",
     "finish_then_cancel",
     "is_loop_running",
+    "post",
     "run_in_thread",
+    "run_on_loop",
     "run_sync",
     "start_loop",
     "try_call",
@@ -56,19 +61,15 @@ def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     future: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
 
-    def work() -> None:
+    def work() -> None:  # if the loop is closed, nothing awaits the future any more
         try:
             value = context.run(function, *args, **kwargs)
         except StopIteration as error:
-            post(_fail, _wrap_stop_iteration(error))
+            post(loop, _fail, future, _wrap_stop_iteration(error))
         except BaseException as error:  # noqa: BLE001 - raised when the future is awaited
-            post(_fail, error)
+            post(loop, _fail, future, error)
         else:
-            post(_succeed, value)
-
-    def post(settle: Callable[[asyncio.Future[T], Any], None], outcome: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nothing awaits the future any more
-            loop.call_soon_threadsafe(settle, future, outcome)
+            post(loop, _succeed, future, value)
 
     _start(threading.Thread(target=work, name=f"forkwise {getattr(function, '__name__', 'work')}", daemon=True))
     return future
@@ -101,6 +102,23 @@ def _wrap_stop_iteration(error: StopIteration) -> RuntimeError:
     wrapped = RuntimeError("a function in a thread raised StopIteration")
     wrapped.__cause__ = error
     return wrapped
+
+
+# An event loop, reached from another thread.
+
+
+def post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> bool:
+    """Have an event loop call a function. Return False if the loop is closed, so that it never will."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        return False
+    return True
+
+
+def run_on_loop(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Future[T]:
+    """Run a coroutine on the event loop of another thread; return a future of its result for this thread's loop."""
+    return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
 
 # A function of the user's, which may be blocking or asynchronous.
@@ -181,6 +199,12 @@ async def finish(work: asyncio.Future[T]) -> T:
     return work.result()
 
 
+def finish_on_idle_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Run ``work`` on a loop that has stopped, such as when the program exits. One that runs or is closed is left."""
+    if not (loop.is_closed() or loop.is_running() or is_loop_running()):
+        loop.run_until_complete(work())
+
+
 async def finish_then_cancel(work: asyncio.Future[T]) -> T:
     """Await ``work`` to completion; if this task is cancelled meanwhile, raise CancelledError afterwards."""
     try:
@@ -250,12 +274,7 @@ def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) 
         tasks[0].cancel()
 
     def report(task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            outcome.set_exception(asyncio.CancelledError())
-        elif (error := task.exception()) is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(task.result())
+        _copy_result(task, outcome)
 
     loop.call_soon_threadsafe(begin)  # in a copy of this thread's context
     try:
@@ -265,6 +284,15 @@ def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) 
         _wait_for(outcome)
         raise
     return outcome.result()
+
+
+def _copy_result(task: asyncio.Task[T], outcome: Future[T]) -> None:
+    if task.cancelled():
+        outcome.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
 
 
 def _wait_for(outcome: Future[Any]) -> None:
@@ -326,6 +354,102 @@ def start_loop(name: str) -> tuple[asyncio.AbstractEventLoop, Callable[[float | 
         thread.join(timeout_s)
 
     return loop, stop
+
+
+# Code of an object that has to run in one thread, called from any other.
+
+
+#: The threads that wait for the code of this context to end, so that the code must not wait for them.
+_waiting: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("forkwise_waiting", default=frozenset())
+
+
+class LoopThread:
+    """A thread with an event loop of its own, in which all code of some object runs: some resources need that.
+
+    A plain function blocks the loop. It finds no running loop, so that it may itself wait for a coroutine.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop, _ = start_loop(name)
+        self._thread_id = asyncio.run_coroutine_threadsafe(_get_thread_id(), self._loop).result()
+        self._plain_count = 0
+        self._lock = threading.Lock()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a plain function runs or waits for its turn."""
+        return self._plain_count > 0
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether the calling code may wait for this thread: it runs elsewhere, and the thread does not wait for it."""
+        return threading.get_ident() != self._thread_id and id(self) not in _waiting.get()
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Call a function in the thread. Cancellation cancels a coroutine; a plain function is abandoned."""
+        tasks: list[asyncio.Task[Any]] = []
+        outcome = self.submit(function, tasks)
+        try:
+            return await asyncio.wrap_future(outcome)
+        except asyncio.CancelledError:
+            # Called after the function was, because the loop calls in order: then its task is there.
+            post(self._loop, lambda: [task.cancel() for task in tasks])
+            raise
+
+    def submit(self, function: Callable[[], Any], tasks: list[asyncio.Task[Any]] | None = None) -> Future[Any]:
+        """Call a function in the thread, with this code's context variables. A task that awaits is put in ``tasks``."""
+        outcome: Future[Any] = Future()
+        outcome.set_running_or_notify_cancel()  # so that a cancelled waiter cannot cancel it
+        context = contextvars.copy_context()
+        is_plain = not inspect.iscoroutinefunction(function)
+        if is_plain:
+            self._count(1)
+
+        def begin() -> None:
+            try:
+                value = context.run(self._call_plain, function) if is_plain else function()
+            except StopIteration as error:  # no future can raise it
+                outcome.set_exception(RuntimeError(f"StopIteration: {error}"))
+                return
+            except BaseException as error:  # noqa: BLE001 - raised to the waiting code
+                outcome.set_exception(error)
+                return
+            if not inspect.isawaitable(value):
+                outcome.set_result(value)
+                return
+            task = self._loop.create_task(_await(value), context=context)
+            task.add_done_callback(lambda done: _copy_result(done, outcome))
+            if tasks is not None:
+                tasks.append(task)
+
+        self._loop.call_soon_threadsafe(begin)
+        return outcome
+
+    def stop(self) -> None:
+        """Stop the thread, after the function that runs in it."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _call_plain(self, function: Callable[[], Any]) -> Any:
+        token = _waiting.set(_waiting.get() | {id(self)})
+        asyncio.events._set_running_loop(None)
+        try:
+            return function()
+        finally:
+            asyncio.events._set_running_loop(self._loop)
+            _waiting.reset(token)
+            self._count(-1)
+
+    def _count(self, difference: int) -> None:
+        with self._lock:
+            self._plain_count += difference
+
+
+async def _get_thread_id() -> int:
+    return threading.get_ident()
+
+
+async def _await(value: Any) -> Any:
+    return await value
 
 
 def _reset_after_fork() -> None:

@@ -1,8 +1,8 @@
 """Steps: the system calls that change something, counted, so that a process can be killed at exactly the Nth.
 
 The calls are wrapped where Python passes them to the kernel: the functions of ``os`` and ``fcntl`` and the foreign
-functions of ``forkwise.linux.syscalls`` and ``sync``. A test compares the count with strace, to show that no call is
-missed.
+functions of ``forkwise.linux.syscalls`` and ``file_write``. A test compares the count with strace, to show that no
+call is missed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from forkwise.linux import sync, syscalls
+from forkwise.linux import file_write, syscalls
 from forkwise.linux import trees as copying
 
 __all__ = ["CALLS", "Outcome", "Steps", "fork", "in_child"]
@@ -82,13 +82,13 @@ class Steps:
         """Count the calls inside the block."""
         kept = [(os, n, getattr(os, n)) for n in (*_OS, "open")]
         kept += [(syscalls, n, getattr(syscalls, n)) for n in _FOREIGN]
-        kept += [(fcntl, "ioctl", fcntl.ioctl), (sync, "_submit", sync._submit)]
+        kept += [(fcntl, "ioctl", fcntl.ioctl), (file_write, "_submit", file_write._submit)]
         try:
             for name in _OS:
                 setattr(os, name, self._wrapped(name, getattr(os, name)))
             os.open = self._opening(os.open)  # type: ignore[assignment]
             fcntl.ioctl = self._cloning(fcntl.ioctl)  # type: ignore[assignment]
-            sync._submit = self._foreign("fsync", sync._submit)
+            file_write._submit = self._foreign("fsync", file_write._submit)
             for name in _FOREIGN:
                 setattr(syscalls, name, self._foreign(name[1:], getattr(syscalls, name)))
             yield self

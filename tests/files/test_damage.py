@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import warnings
@@ -322,6 +323,29 @@ def test_a_damaged_branch_takes_away_that_branch_only(tmp_path: Path) -> None:
     assert (tmp_path / "ws/a").read_text() == "a"
     file.write_text(json.dumps(document))
     bad.abort()
+
+
+def test_a_full_disk_damages_no_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk takes a part of the new record; what the branch had recorded stays."""
+    (tmp_path / "ws").mkdir()
+    workspace = Workspace(tmp_path / "ws", state=tmp_path / "state")
+    branch = workspace.branch("good")
+    file = workspace.state / "branches/good/branch.json"
+    before = file.read_bytes()
+    write = os.write
+
+    def write_some(fd: int, data: bytes) -> int:
+        if len(data) <= 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data[:-100])
+
+    monkeypatch.setattr(os, "write", write_some)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        branch.keep()
+    monkeypatch.undo()
+    assert file.read_bytes() == before
+    branch.keep()
+    workspace.open("good").abort()
 
 
 def check_only_good(workspace: Workspace) -> None:

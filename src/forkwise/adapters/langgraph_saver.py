@@ -26,6 +26,7 @@ from forkwise.concurrency import call_any, finish, finish_then_cancel, run_in_th
 from forkwise.errors import BranchError, BranchingError, BranchNotFoundError
 from forkwise.files.shelf import copy_saved, drop_copy, list_copies, restore_copy, save_copy
 from forkwise.files.workspace import Workspace
+from forkwise.linux.file_write import replace_file
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -65,9 +66,7 @@ class _Mark:
     def save(self, branch: Branch) -> None:
         """Write the mark beside the branch, in one step."""
         path = f"{branch.home}/langgraph.json"
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-        os.rename(f"{path}.new", path)
+        replace_file(path, json.dumps(asdict(self)), beside=f"{path}.new")
 
 
 class ThreadFiles:

@@ -11,7 +11,6 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import Any, Literal
 import forkwise
 from forkwise.errors import ConfigError
 from forkwise.git.executable_config import find_config_directory
+from forkwise.linux.file_write import replace_file
 from forkwise.text.jsonc import add_member, find_value, remove_member
 
 __all__ = ["CLIENTS", "FileEdit", "Registration", "Scope", "apply_registration", "plan_install", "plan_uninstall"]
@@ -397,18 +397,7 @@ def _apply(edit: FileEdit, change: Registration) -> None:
         _remove_empty_parents(path.parent, change)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    mode = stat.S_IMODE(path.stat().st_mode) if edit.old is not None else 0o644
-    fd, beside = tempfile.mkstemp(prefix=".forkwise-", dir=path.parent)
-    try:
-        with open(fd, "w", encoding="utf-8", newline="") as file:
-            file.write(edit.new)
-            os.fchmod(fd, mode)
-            file.flush()
-            os.fsync(fd)
-        os.rename(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise
+    replace_file(path, edit.new, mode=None, is_synced=True)
 
 
 def _remove_empty_parents(directory: Path, change: Registration) -> None:
@@ -462,9 +451,6 @@ def _save_entries(change: Registration) -> None:
     path = _record_path()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd, beside = tempfile.mkstemp(prefix=".installed-", dir=path.parent)
-        with open(fd, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=2)
-        os.rename(beside, path)
+        replace_file(path, json.dumps(record, indent=2))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}", path=str(path)) from error

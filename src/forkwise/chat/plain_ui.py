@@ -46,6 +46,7 @@ from forkwise.chat.events import (
     as_json,
 )
 from forkwise.chat.render import format_merge, format_refusal
+from forkwise.concurrency import post
 from forkwise.text.clean import truncate_line
 
 if TYPE_CHECKING:
@@ -286,11 +287,11 @@ def _read_lines(source: TextIO) -> asyncio.Queue[str | None]:
     queue: asyncio.Queue[str | None] = asyncio.Queue()
 
     def read() -> None:
-        with suppress(RuntimeError):  # the event loop is closed
-            with suppress(OSError, ValueError):
-                for line in source:
-                    loop.call_soon_threadsafe(queue.put_nowait, line)
-            loop.call_soon_threadsafe(queue.put_nowait, None)
+        with suppress(OSError, ValueError):
+            for line in source:
+                if not post(loop, queue.put_nowait, line):
+                    return
+        post(loop, queue.put_nowait, None)
 
     threading.Thread(target=read, name="forkwise chat input", daemon=True).start()
     return queue

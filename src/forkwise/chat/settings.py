@@ -10,8 +10,6 @@ This module stays light: the first frame of a chat loads it.
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +27,7 @@ from forkwise.config.config_file import (
 )
 from forkwise.config.trust import Acceptances
 from forkwise.errors import ConfigError
+from forkwise.linux.file_write import replace_file
 
 __all__ = [
     "MOST_BRANCHES",
@@ -309,15 +308,7 @@ def _build_table(settings: Settings) -> dict[str, Any]:
 def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(exist_ok=True)
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=".config-")
-        try:
-            with open(fd, "wb") as file:
-                file.write(data)
-                os.fchmod(file.fileno(), 0o644)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        replace_file(path, data, mode=None)
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}", path=str(path)) from error
 

@@ -41,14 +41,12 @@ def load_grammar() -> dict[str, Any]:
                 stored = json.load(file)
             if isinstance(stored, dict) and stored.get("key") == key and isinstance(stored.get("grammar"), dict):
                 return dict(stored["grammar"])
+    from forkwise.linux.file_write import replace_file
+
     grammar = _build_grammar()
     with suppress(OSError):
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(
-            f"{path}.{os.getpid()}", "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, 0o600)
-        ) as file:
-            json.dump({"key": key, "grammar": grammar}, file)
-        os.replace(f"{path}.{os.getpid()}", path)
+        replace_file(path, json.dumps({"key": key, "grammar": grammar}))
     return grammar
 
 

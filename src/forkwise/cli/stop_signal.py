@@ -113,9 +113,11 @@ def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
 async def _run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
     import asyncio
 
+    from forkwise.concurrency import post
+
     global _cancel, _is_pending
     task = asyncio.ensure_future(work)
-    _cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+    _cancel = partial(post, asyncio.get_running_loop(), task.cancel)
     if _is_pending:  # the signal came before the loop started
         _is_pending = False
         _cancel()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkwise.cluster.node_request import NODE_DIRECTORY, NodeRequest, find_node_directory, read_frame, write_frame
-from forkwise.concurrency import finish, run_in_thread
+from forkwise.concurrency import finish, post, run_in_thread
 from forkwise.errors import BranchingError, NodeError
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import make_exchange_directory, read_regular_file
@@ -313,7 +313,7 @@ def _read_requests(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[bytes |
             frame = read_frame(0)
         except OSError:
             frame = None
-        loop.call_soon_threadsafe(queue.put_nowait, frame)
+        post(loop, queue.put_nowait, frame)
 
 
 async def _serve(program: _NodeProgram) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import NodeError
+from forkwise.linux.file_write import write_all
 
 if TYPE_CHECKING:
     from forkwise.fork.agent_paths import AgentPaths
@@ -86,9 +87,7 @@ def find_node_directory() -> str:
 
 def write_frame(fd: int, data: bytes) -> None:
     """Write bytes with their length before them."""
-    view = memoryview(_LENGTH.pack(len(data)) + data)
-    while view:
-        view = view[os.write(fd, view) :]
+    write_all(fd, _LENGTH.pack(len(data)) + data)
 
 
 def read_frame(fd: int) -> bytes | None:

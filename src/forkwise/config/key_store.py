@@ -10,7 +10,6 @@ import json
 import os
 import re
 import stat
-import tempfile
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from forkwise.errors import ConfigError
 from forkwise.git.executable_config import find_config_directory
+from forkwise.linux.file_write import replace_file
 
 __all__ = ["KeyStore", "StoredKey"]
 
@@ -111,17 +111,8 @@ class KeyStore:
     def _save(self, keys: dict[str, str | None]) -> None:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd, beside = tempfile.mkstemp(prefix=".keys-", dir=self.path.parent)  # its mode is 600
-            try:
-                with open(fd, "w", encoding="utf-8") as file:
-                    json.dump(dict(sorted(keys.items())), file, indent=2)
-                    file.write("\n")
-                    file.flush()
-                    os.fsync(fd)
-                os.rename(beside, self.path)
-            except BaseException:
-                os.unlink(beside)
-                raise
+            content = json.dumps(dict(sorted(keys.items())), indent=2) + "\n"
+            replace_file(self.path, content, mode=0o600, is_synced=True)
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be written: {error.strerror}") from error
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from forkwise.errors import ConfigError, MountError, StateError
 from forkwise.files.store.document import read_document
 from forkwise.files.store.state import FORMAT, locate
+from forkwise.linux.file_write import replace_file
 
 __all__ = ["Acceptances"]
 
@@ -80,14 +80,7 @@ class Acceptances:
     def _save(self, path: Path, record: Mapping[str, Any]) -> None:
         try:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
-            fd, name = tempfile.mkstemp(dir=self._directory)
-            try:
-                with open(fd, "w") as file:
-                    json.dump({"format": FORMAT, "path": os.fspath(path), **record}, file)
-                os.replace(name, self._record_path(path))
-            except BaseException:
-                os.unlink(name)
-                raise
+            replace_file(self._record_path(path), json.dumps({"format": FORMAT, "path": os.fspath(path), **record}))
         except MountError as error:
             raise ConfigError(f"cannot store what you accepted of {path}: {error}", path=str(path)) from error
         except OSError as error:

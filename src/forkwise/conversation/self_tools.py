@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic_ai import ModelRetry
 
+from forkwise.concurrency import run_sync
 from forkwise.conversation import branch_self as branching
 from forkwise.conversation.talk import RECOMBINATIONS, Turn, current_turn
 from forkwise.errors import BranchingError, ConversationError
@@ -47,7 +48,7 @@ def branch_self(
         asyncio.get_running_loop()
     except RuntimeError:
         work = _branch(turn, self_prompts, allow_work, parallel, recombine)
-        return asyncio.run_coroutine_threadsafe(work, turn.loop).result()
+        return run_sync(work, turn.loop)
     raise ConversationError("branch_self would block the event loop here: call it in a tool that is not async")
 
 

@@ -21,6 +21,7 @@ from forkwise.files.store.branch_info import BASES, BranchInfo
 from forkwise.files.store.overlayfs import Lower, LowerDirectory
 from forkwise.files.store.record import Record
 from forkwise.files.store.state import StateDir, locked
+from forkwise.linux.file_write import replace_file
 from forkwise.linux.process_id import boot_id
 from forkwise.text.diff import LIMIT, FileDiff, FileVersion, is_text, unified
 
@@ -105,9 +106,7 @@ def _record_base(branch: Branch, lower: Lower, entry: Entry, forked: int) -> Non
         content = None if holder is None else _read_older(holder, entry.name, forked)
     if content is None or not is_text(content):
         return
-    with open(f"{path}.new", "wb") as file:
-        file.write(content)
-    os.rename(f"{path}.new", path)
+    replace_file(path, content, beside=f"{path}.new")
 
 
 def _base_path(home: str, path: str) -> str:

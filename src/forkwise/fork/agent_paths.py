@@ -38,6 +38,7 @@ from forkwise.files.path_view import (
 )
 from forkwise.files.store.overlayfs import is_whiteout
 from forkwise.linux import fds
+from forkwise.linux.file_write import replace_file
 from forkwise.linux.trees import closing_fd, join, open_beneath, open_directory, open_root
 
 __all__ = ["AgentPaths", "Login", "conclude_agent_paths", "create_missing", "take_logins"]
@@ -128,10 +129,8 @@ class AgentPaths:
             )
             files = (*recorded.databases, *(login.file for login in recorded.logins))
             recorded = replace(recorded, before={file: _describe_file(file) for file in files})
-            temporary = f"{paths_directory(branch.home)}/{_FILE}.new"
-            with open(temporary, "w") as file:
-                json.dump(asdict(recorded), file)
-            os.rename(temporary, temporary.removesuffix(".new"))
+            path = f"{paths_directory(branch.home)}/{_FILE}"
+            replace_file(path, json.dumps(asdict(recorded)), beside=f"{path}.new")
 
 
 def create_missing(branch: Branch, missing: Mapping[str, str], home: str | None) -> list[str]:

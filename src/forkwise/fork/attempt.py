@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forkwise.concurrency import post
 from forkwise.errors import ForkResolvedError
 from forkwise.fork.candidate import Candidate, OutputReader, error_as_data
 
@@ -57,7 +58,7 @@ class NestedRuns:
         with self._lock:
             if self._is_over:
                 raise ForkResolvedError("cannot start a fork inside this attempt: the attempt is over")
-            self._running[done] = lambda: loop.call_soon_threadsafe(task.cancel, "the attempt around it is over")
+            self._running[done] = lambda: post(loop, task.cancel, "the attempt around it is over")
         try:
             yield
         finally:

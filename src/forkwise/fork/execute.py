@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forkwise.concurrency import finish, run_in_thread, try_call
+from forkwise.concurrency import finish, post, run_in_thread, try_call
 from forkwise.errors import BranchError, BranchingError, BranchNotFoundError, ForkwiseWarning, LedgerError
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.edits.edit_comparison import find_edits
@@ -178,8 +178,7 @@ class SpendBudget:
 
         def check(reader: OutputReader) -> None:
             cost = reader.find_cost(by_list=self.limits.is_in_dollars) or {}
-            with suppress(RuntimeError):  # the event loop is closed: nothing is running any more
-                loop.call_soon_threadsafe(self.use, attempt, cost)
+            post(loop, self.use, attempt, cost)
 
         self._running[attempt] = task
         try:

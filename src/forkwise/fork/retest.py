@@ -20,6 +20,7 @@ from forkwise.files.rebase import Standing, compare_with_parent
 from forkwise.files.store.changes import Conflict
 from forkwise.fork.candidate import describe_error
 from forkwise.fork.evaluation import Evaluation, Evaluator, scratch
+from forkwise.linux.file_write import replace_file
 
 if TYPE_CHECKING:
     from forkwise.files.rebase import Rebase
@@ -219,7 +220,4 @@ def _read_stamp(branch: Branch) -> str:
 
 def _write_stamp(branch: Branch, stamp: str) -> None:
     """Record that the tests passed. A lost record only costs another test."""
-    beside = f"{branch.home}/.{_FILE}"
-    with open(beside, "w") as file:
-        file.write(stamp)
-    os.rename(beside, f"{branch.home}/{_FILE}")
+    replace_file(f"{branch.home}/{_FILE}", stamp, beside=f"{branch.home}/.{_FILE}")

@@ -94,10 +94,12 @@ class AnnouncedWatch(ChangeWatch):
     async def wait_async(self, pace_s: float, longest_s: float = 2.0) -> None:
         import asyncio  # noqa: PLC0415
 
+        from forkwise.concurrency import post  # noqa: PLC0415 - it loads asyncio
+
         self._start()
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
-        if not self._is_due(lambda: loop.call_soon_threadsafe(changed.set)):
+        if not self._is_due(lambda: post(loop, changed.set)):
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), max(longest_s, pace_s))
         await asyncio.sleep(self._finish())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import ForkResolvedError, LedgerError
+from forkwise.linux.file_write import replace_file
 from forkwise.linux.process_id import ProcessId
 from forkwise.text.redaction import process_redactor
 
@@ -94,11 +95,7 @@ class DetachedRun:
         }
         path = _find_path(self.directory, self.fork, "json")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = path.with_suffix(".new")
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "w") as file:
-            json.dump(data, file)
-        os.rename(beside, path)
+        replace_file(path, json.dumps(data), beside=path.with_suffix(".new"))
 
     def end(self, exit_code: int, ended: float, **facts: Any) -> DetachedRun:
         """Return the run as it is after its end, and write it."""

@@ -21,6 +21,7 @@ from forkwise.files.store.changes import Change, ChangeKind, Delta, EntryType
 from forkwise.files.versions import ChangedFiles, read_changes
 from forkwise.git.repository_change import ReferenceChange, RepositoryChange
 from forkwise.ledger.records import attempt_file
+from forkwise.linux.file_write import replace_file
 from forkwise.text.diff import FileDiff, FileVersion, is_text
 from forkwise.text.redaction import process_redactor
 
@@ -81,14 +82,9 @@ def save_changes(directory: str | os.PathLike[str], attempt: str, branch: Branch
     found = read_changes(branch, listed=_MAX_LISTED, files=_MAX_FILES, size=_MAX_CONTENT, file_size=_MAX_FILE)
     content = _encode(found)
     path = attempt_file(directory, attempt, "changes", "z")
-    beside = path.with_suffix(".new")
-    try:
+    with suppress(OSError):  # such as a full disk, which must not fail the attempt
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside.write_bytes(content)
-        os.rename(beside, path)
-    except OSError:  # such as a full disk, which must not fail the attempt
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
+        replace_file(path, content, beside=path.with_suffix(".new"))
     return found.total
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from forkwise.errors import ForkwiseWarning, LedgerError, StoreError
+from forkwise.linux.file_write import replace_file
 from forkwise.snapshot.object_store import ObjectStore
 from forkwise.snapshot.pack import DamagedObjectError, read_key_file
 
@@ -128,9 +129,7 @@ class StoredFiles:
         for path, data in sorted(files, key=lambda file: file[0].startswith("output/")):
             target = self._directory / path
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            beside = target.with_name(f".{target.name}.{os.getpid()}")
-            beside.write_bytes(data)
-            os.rename(beside, target)
+            replace_file(target, data)
 
 
 def open_stored_files(directory: Path, namespace: str) -> StoredFiles:

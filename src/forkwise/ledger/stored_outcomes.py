@@ -15,6 +15,7 @@ from itertools import islice
 
 from forkwise.errors import LedgerError
 from forkwise.ledger.records import attempt_file
+from forkwise.linux.file_write import replace_file
 from forkwise.text.clean import clean_text, truncate_middle
 from forkwise.text.redaction import process_redactor
 
@@ -37,14 +38,9 @@ def save_outcomes(directory: str | os.PathLike[str], attempt: str, outcomes: Map
     ordered = sorted(outcomes.items(), key=lambda item: item[1] in ("passed", "skipped"))
     kept = {truncate_middle(clean_text(redact(name)), _MAX_NAME): what for name, what in islice(ordered, _MAX_TESTS)}
     path = attempt_file(directory, attempt, "tests", "z")
-    beside = path.with_suffix(".new")
-    try:
+    with suppress(OSError):  # such as a full disk, which must not fail the attempt
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside.write_bytes(zlib.compress(json.dumps(kept).encode()))
-        os.rename(beside, path)
-    except OSError:  # such as a full disk, which must not fail the attempt
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
+        replace_file(path, zlib.compress(json.dumps(kept).encode()), beside=path.with_suffix(".new"))
 
 
 def load_outcomes(directory: str | os.PathLike[str], attempt: str) -> dict[str, str]:

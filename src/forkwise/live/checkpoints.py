@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import secrets
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from forkwise.files.branch import Branch
 from forkwise.files.shelf import drop_copy, is_duplicable, restore_copy, save_copy
 from forkwise.files.store.changes import Commit
 from forkwise.files.undo import rewind_to
+from forkwise.linux.file_write import replace_file
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import MemoryOverlay
 from forkwise.live.backends.local import DiskBackend
@@ -228,9 +228,7 @@ class FileCheckpointStore:
 
     def _write(self, checkpoint: Checkpoint) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._directory, suffix=".new", delete=False) as file:
-            file.write(json.dumps(_dump(checkpoint)).encode())
-        os.replace(file.name, self._path(checkpoint.id))
+        replace_file(self._path(checkpoint.id), json.dumps(_dump(checkpoint)))
 
     def _read(self, path: Path) -> Checkpoint | None:
         try:

@@ -24,7 +24,7 @@ import pydantic_ai
 import pydantic_graph
 from pydantic_ai.messages import ModelMessage
 
-from forkwise.concurrency import finish, is_loop_running, run_in_thread
+from forkwise.concurrency import finish, finish_on_idle_loop, run_in_thread
 from forkwise.conversation.store import StoredConversation
 from forkwise.errors import (
     BranchingError,
@@ -505,17 +505,10 @@ def _list_held() -> list[LiveFork]:
 def _end_held() -> None:
     """End the unresolved forks of this process: abort them on their event loops, as far as those can still run."""
     for live in _list_held():
-        loop = live.loop
-        if (
-            loop is not None
-            and not loop.is_closed()
-            and not loop.is_running()
-            and not is_loop_running()
-            and live.branches
-        ):
+        if live.loop is not None and live.branches:
             coordinator = next(iter(live.branches.values())).coordinator
             with suppress(Exception):  # the process exits, and the mirror is removed below
-                loop.run_until_complete(coordinator.leave())
+                finish_on_idle_loop(live.loop, coordinator.leave)
         live.drop()
 
 

@@ -5,7 +5,6 @@ Structured output is sent as a schema in ``response_format``; the server samples
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from pydantic_ai.profiles.openai import OpenAIModelProfile
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
+from forkwise.concurrency import run_in_thread
 from forkwise.errors import LocalModelError
 from forkwise.local_model import NAME
 from forkwise.local_model.server import CONTEXT, MODEL, acquire, release
@@ -75,7 +75,7 @@ class LocalModel(OpenAIChatModel):
         await super().__aexit__(kind, error, traceback)
         self._entered -= 1
         if not self._entered:
-            await asyncio.to_thread(release, self._user)
+            await run_in_thread(release, self._user)
 
     async def request(
         self,
@@ -107,6 +107,6 @@ class LocalModel(OpenAIChatModel):
             raise LocalModelError(
                 "the local model takes no tools", reason=names, remedy="remove them, or use another model"
             )
-        server = await asyncio.to_thread(acquire, self._user)
+        server = await run_in_thread(acquire, self._user)
         self.client.base_url = f"{server.address}/v1"
         self.client.api_key = server.key

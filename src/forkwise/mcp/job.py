@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import Any, TextIO, TypeVar
 
+from forkwise.concurrency import post
 from forkwise.errors import BranchingError, ForkwiseWarning
 
 __all__ = ["HANDLE_PREFIX", "CallJob", "CallJobs", "ToolError"]
@@ -96,7 +97,7 @@ class CallJob:
         with self._lock:
             if self._task is not None:
                 loop, task = self._task
-                loop.call_soon_threadsafe(task.cancel)
+                post(loop, task.cancel)
 
     def run(self) -> None:
         """Do the work in this thread, and keep its result or its error."""

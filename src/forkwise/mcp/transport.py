@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
+from forkwise.linux.file_write import write_all
 from forkwise.mcp.protocol import MAX_MESSAGE, McpClient, McpServer
 
 __all__ = ["ENDPOINT", "HttpTransport", "serve_stdio"]
@@ -42,7 +43,7 @@ def serve_stdio(server: McpServer) -> None:
         content = _encode(message) + b"\n"
         with lock:
             try:
-                _write_all(output_fd, content)
+                write_all(output_fd, content)
             except BrokenPipeError:
                 client.cancel_all()  # the client is gone, and its input will end soon
 
@@ -67,12 +68,6 @@ def _read_lines(stream: BinaryIO) -> Any:
         while line and not line.endswith(b"\n"):
             line = stream.readline(1 << 20)
         yield None
-
-
-def _write_all(fd: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(fd, left) :]
 
 
 def _encode(message: dict[str, Any]) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from forkwise.concurrency import is_loop_running, run_sync
+from forkwise.concurrency import is_loop_running, run_on_loop, run_sync
 from forkwise.modules.call import Call, current_loop, find_branch_call, find_call
 from forkwise.modules.declaration import Declaration
 from forkwise.modules.message_history import History
@@ -114,7 +114,7 @@ class Module:
             return run_sync(branch, call.loop)
         if asyncio.get_running_loop() is call.loop:
             return branch
-        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(branch, call.loop))
+        return run_on_loop(branch, call.loop)
 
     @property
     def history(self) -> History:

@@ -8,7 +8,6 @@ only in the thread that opened them.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import re
 import threading
@@ -19,14 +18,11 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Self
 
-from forkwise.concurrency import call_any, start_loop
+from forkwise.concurrency import LoopThread, call_any
 from forkwise.errors import ForkwiseWarning, ServiceError
 from forkwise.modules.tools import Tool, is_tool
 
 __all__ = ["Service"]
-
-#: The threads that wait for the code of this context to end, so that the code must not wait for them.
-_waiting: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("forkwise_waiting", default=frozenset())
 
 
 class Service:
@@ -39,7 +35,7 @@ class Service:
     _lock: threading.Lock
     _users: int
     _change: Future[None] | None
-    _thread: _ServiceThread | None
+    _thread: LoopThread | None
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -94,7 +90,7 @@ class Service:
     async def __aenter__(self) -> Self:
         if not await self._join():
             try:
-                self._thread = _ServiceThread(self.name) if self._has_plain_functions() else None
+                self._thread = LoopThread(f"forkwise service {self.name}") if self._has_plain_functions() else None
                 await self._run(self.setup)
             except BaseException as error:
                 self._end_change(users=0)
@@ -189,7 +185,7 @@ def _dispatch(function: Callable[..., Any], find_service: Callable[[tuple[Any, .
     ``find_service`` is called with the arguments.
     """
 
-    def find_thread(args: tuple[Any, ...]) -> _ServiceThread | None:
+    def find_thread(args: tuple[Any, ...]) -> LoopThread | None:
         thread = find_service(args)._thread
         return thread if thread is not None and thread.can_wait else None
 
@@ -212,101 +208,3 @@ def _dispatch(function: Callable[..., Any], find_service: Callable[[tuple[Any, .
 
     dispatched._forkwise_dispatched = True  # type: ignore[attr-defined]
     return dispatched
-
-
-class _ServiceThread:
-    """A thread with an event loop, in which the code of one service runs.
-
-    A plain function blocks the loop. It finds no running loop, so that it may itself wait for a coroutine.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._loop, _ = start_loop(f"forkwise service {name}")
-        self._thread_id = asyncio.run_coroutine_threadsafe(_get_thread_id(), self._loop).result()
-        self._plain_count = 0
-        self._lock = threading.Lock()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a plain function runs or waits for its turn."""
-        return self._plain_count > 0
-
-    @property
-    def can_wait(self) -> bool:
-        """Whether the calling code may wait for this thread: it runs elsewhere, and the thread does not wait for it."""
-        return threading.get_ident() != self._thread_id and id(self) not in _waiting.get()
-
-    async def run(self, function: Callable[[], Any]) -> Any:
-        """Call a function in the thread. Cancellation cancels a coroutine; a plain function is abandoned."""
-        tasks: list[asyncio.Task[Any]] = []
-        outcome = self.submit(function, tasks)
-        try:
-            return await asyncio.wrap_future(outcome)
-        except asyncio.CancelledError:
-            # Called after the function was, because the loop calls in order: then its task is there.
-            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-            raise
-
-    def submit(self, function: Callable[[], Any], tasks: list[asyncio.Task[Any]] | None = None) -> Future[Any]:
-        """Call a function in the thread, with this code's context variables. A task that awaits is put in ``tasks``."""
-        outcome: Future[Any] = Future()
-        outcome.set_running_or_notify_cancel()  # so that a cancelled waiter cannot cancel it
-        context = contextvars.copy_context()
-        is_plain = not inspect.iscoroutinefunction(function)
-        if is_plain:
-            self._count(1)
-
-        def begin() -> None:
-            try:
-                value = context.run(self._call_plain, function) if is_plain else function()
-            except StopIteration as error:  # no future can raise it
-                outcome.set_exception(RuntimeError(f"StopIteration: {error}"))
-                return
-            except BaseException as error:  # noqa: BLE001 - raised to the waiting code
-                outcome.set_exception(error)
-                return
-            if not inspect.isawaitable(value):
-                outcome.set_result(value)
-                return
-            task = self._loop.create_task(_wait_for(value), context=context)
-            task.add_done_callback(lambda done: _copy_result(done, outcome))
-            if tasks is not None:
-                tasks.append(task)
-
-        self._loop.call_soon_threadsafe(begin)
-        return outcome
-
-    def stop(self) -> None:
-        """Stop the thread, after the function that runs in it."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _call_plain(self, function: Callable[[], Any]) -> Any:
-        token = _waiting.set(_waiting.get() | {id(self)})
-        asyncio.events._set_running_loop(None)
-        try:
-            return function()
-        finally:
-            asyncio.events._set_running_loop(self._loop)
-            _waiting.reset(token)
-            self._count(-1)
-
-    def _count(self, difference: int) -> None:
-        with self._lock:
-            self._plain_count += difference
-
-
-async def _get_thread_id() -> int:
-    return threading.get_ident()
-
-
-async def _wait_for(value: Any) -> Any:
-    return await value
-
-
-def _copy_result(task: asyncio.Task[Any], outcome: Future[Any]) -> None:
-    if task.cancelled():
-        outcome.set_exception(asyncio.CancelledError())
-    elif (error := task.exception()) is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(task.result())

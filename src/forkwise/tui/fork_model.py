@@ -7,7 +7,6 @@ frame.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import time
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forkwise.concurrency import run_sync
 from forkwise.display.board import Row, rows_of
 from forkwise.display.subject import has_stream
 from forkwise.errors import BranchError, BranchingError, LedgerError
@@ -248,14 +248,15 @@ class ForkModel:
         """Resolve the fork with several attempts, if they merge without conflicts and their tests pass."""
         from forkwise.fork.combine import combine_attempts
 
-        return asyncio.run(
+        return run_sync(
             combine_attempts(
                 self.workspace,
                 attempts,
                 tests=self.tests(),
                 force=force,
                 allow_executable_config=allow_executable_config,
-            )
+            ),
+            alone=True,
         )
 
     async def prepare(self, choice: Mapping[str, Choice]) -> Prepared:

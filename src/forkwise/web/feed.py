@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forkwise.concurrency import post
 from forkwise.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -204,5 +205,4 @@ def _find_origin(fork: ForkRecord) -> str | None:
 
 
 def _wake(listener: _Listener, name: str) -> None:
-    with suppress(RuntimeError):  # the loop is closed
-        listener.loop.call_soon_threadsafe(listener.add, name)
+    post(listener.loop, listener.add, name)

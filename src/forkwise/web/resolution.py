@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 
+from forkwise.concurrency import run_sync
 from forkwise.display.html.markup import Child, Markup, build_element
 from forkwise.display.output import totals
 from forkwise.errors import (
@@ -144,7 +144,7 @@ class Desk:
             allow_executable_config=True if form.get("allow") else None,
         )
         try:
-            done = asyncio.run(work)
+            done = run_sync(work, alone=True)
         except ExecutableConfigError as error:
             allowed = OutcomeButton("Commit it", "combine", {**again, "sure": "1", "allow": "1"}, "bad")
             return _ask_about_executables(error, allowed)
@@ -170,7 +170,7 @@ class Desk:
             raise HTTPException(400, "Choose at least one change.")
         served, fork = view.served, view.report.fork.id
         choice = read_choice(view, line_up_attempts(served.workspace, fork), values)
-        prepared = asyncio.run(prepare_choice(served.workspace, fork, choice, tests=_find_tests(view)))
+        prepared = run_sync(prepare_choice(served.workspace, fork, choice, tests=_find_tests(view)), alone=True)
         name = token_hex(8)
         with self._lock:
             self._prepared[name] = prepared

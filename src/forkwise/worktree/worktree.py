@@ -42,6 +42,7 @@ from forkwise.git.repository import (
     read_pointer,
     read_regular,
 )
+from forkwise.linux.file_write import replace_file
 from forkwise.linux.trees import closing_fd, open_root, remove_tree
 from forkwise.worktree.worktree_files import (
     VIEWS,
@@ -462,10 +463,7 @@ def _owned(site: Site, worktree: Worktree) -> Iterator[str]:
 
 def _save(home: str, record: Worktree) -> None:
     path = f"{home}/{_RECORD}"
-    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "w", encoding="ascii") as file:
-        json.dump({"format": _FORMAT, **asdict(record)}, file)
-    os.rename(f"{path}.new", path)
+    replace_file(path, json.dumps({"format": _FORMAT, **asdict(record)}), beside=f"{path}.new")
 
 
 def _load(home: str) -> Worktree:

@@ -136,17 +136,15 @@ def _export(name: str, target: Path, directory: Path, output: Output) -> None:
     from forkwise.cli.commands.forks import open_workspace
     from forkwise.display.attempt_report import read_report
     from forkwise.display.html.fork_page import render_report
+    from forkwise.linux.file_write import replace_file
 
     _, ledger = open_workspace(directory)
     with ledger:
         fork = ledger.fork(name).id
         page = render_report(read_report(ledger, fork), version=forkwise.__version__)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        beside.write_text(page, errors="replace")
-        os.replace(beside, target)
+        replace_file(target, page.encode(errors="replace"), mode=None)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise click.UsageError(f"the page cannot be written to {target}: {error.strerror}") from error
     if output.as_json:
         output.stream({"exported": {"fork": fork, "file": str(target)}})

@@ -23,6 +23,7 @@ from forkwise.files.store.document import (
     read_document,
 )
 from forkwise.files.store.journal import sync_directories
+from forkwise.linux.file_write import replace_file, write_all
 from forkwise.linux.process_id import ProcessId, boot_id
 from forkwise.linux.root_identity import RootIdentity
 
@@ -81,8 +82,7 @@ class DataDirectories:
 
     def save(self, home: str) -> None:
         """Record them with the branch in ``home``."""
-        with open(f"{home}/{DATA}", "w") as file:
-            json.dump(asdict(self), file)
+        replace_file(f"{home}/{DATA}", json.dumps(asdict(self)), beside=f"{home}/{DATA}.new")
 
 
 def hold_serving(home: str) -> int:
@@ -159,7 +159,7 @@ class BranchInfo:
         path = f"{home}/{_FILE}"
         fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, json.dumps(data).encode())
+            write_all(fd, json.dumps(data).encode())
             if self.kept:
                 os.fsync(fd)
         finally:
@@ -172,7 +172,7 @@ class BranchInfo:
         """Write the file into a home that is not published yet."""
         fd = os.open(f"{home}/{_FILE}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(
+            write_all(
                 fd,
                 (
                     f'{{"format":{_FORMAT},"view":"{self.view}","generation":{self.generation},'

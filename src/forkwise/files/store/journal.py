@@ -30,8 +30,8 @@ from forkwise.files.store.interference import is_dated_since, is_saved_since
 from forkwise.files.store.overlayfs import is_of_user
 from forkwise.files.store.state_root import is_state_name
 from forkwise.linux import namespace
+from forkwise.linux.file_write import sync_files
 from forkwise.linux.lease import Leases
-from forkwise.linux.sync import sync_files
 from forkwise.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2, syncfs
 from forkwise.linux.trees import NOT_THERE, join, open_directory, open_root
 from forkwise.progress import report

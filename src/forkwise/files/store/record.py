@@ -34,6 +34,7 @@ from forkwise.files.store.document import (
 from forkwise.files.store.journal import Meta, Run, directory_facts
 from forkwise.files.store.overlayfs import is_mark
 from forkwise.files.store.state import StateDir, tick
+from forkwise.linux.file_write import write_all
 from forkwise.linux.root_identity import RootIdentity
 from forkwise.linux.trees import join
 
@@ -216,9 +217,7 @@ class RecordFile:
 
     def write(self, record: Record) -> None:
         """Write the content."""
-        view = memoryview(record.encode())
-        while view:
-            view = view[os.write(self.fd, view) :]
+        write_all(self.fd, record.encode())
 
     def publish(self) -> None:
         """Give the file its final name: a visible record is a complete one."""

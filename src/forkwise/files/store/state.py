@@ -42,6 +42,7 @@ from forkwise.files.store.state_root import (
 )
 from forkwise.files.store.view import Site
 from forkwise.linux import fds
+from forkwise.linux.file_write import replace_file
 from forkwise.linux.syscalls import filesystem_magic
 from forkwise.linux.trees import open_directory, open_root
 
@@ -356,11 +357,8 @@ def _identify(state: str, workspace: str) -> None:
     while not os.path.ismount(mount):
         mount = os.path.dirname(mount)
     document = {"format": FORMAT, "path": workspace, "mount": mount}
-    new = f"{path}.{os.getpid()}-{threading.get_ident()}"
     with suppress(OSError):  # on a full disk the workspace can still be read
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-            json.dump(document, file)
-        os.rename(new, path)
+        replace_file(path, json.dumps(document))
 
 
 def read_workspace(state: str) -> tuple[str, str] | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
-from forkwise.concurrency import run_sync
+from forkwise.concurrency import run_in_thread, run_sync
 from forkwise.errors import BranchError
 from forkwise.live.backends.backend import Backend, ExecuteResponse, FileInfo
 from forkwise.live.backends.local import DiskBackend, LocalBackend
@@ -366,7 +366,7 @@ class ForeignBackend(Backend):
         if not self.execute_enabled or method is None:
             return await super().async_execute(command, timeout)
         if not inspect.iscoroutinefunction(getattr(self.wrapped, method)):
-            return await asyncio.to_thread(self.execute, command, timeout)
+            return await run_in_thread(self.execute, command, timeout)
         try:
             done = await getattr(self.wrapped, method)(command, timeout)
         except Exception as error:  # noqa: BLE001 - of another library: the agent gets it as text

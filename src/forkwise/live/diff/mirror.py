@@ -14,7 +14,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from typing import ClassVar, Literal
 
 from forkwise.concurrency import finish, run_in_thread
 from forkwise.files.gc import MIRRORS, OWNER_FILE
+from forkwise.linux.file_write import replace_file
 from forkwise.linux.process_id import ProcessId
 from forkwise.live.values import BranchStatus, FileChange
 
@@ -174,15 +174,7 @@ class ForkMaterializer:
     def _replace(self, target: Path, content: bytes, mode: int) -> None:
         self._clear(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(dir=self.root, prefix=".writing-")
-        try:
-            with open(fd, "wb") as file:
-                file.write(content)
-                os.fchmod(file.fileno(), mode)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        replace_file(target, content, mode=mode, beside=self.root / ".writing")
 
     def _clear(self, target: Path) -> None:
         """Remove a directory at the path of a file, and files or symbolic links at the paths of its parents."""

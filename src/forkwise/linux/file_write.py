@@ -1,7 +1,8 @@
-"""Sync several files together: the kernel runs the fsyncs side by side, and the disk flushes its cache for all of them.
+"""Write files: the whole of a content, a replacement in one step, and several files synced together.
 
 One after the other, every fsync(2) waits for a flush of its own. Linux AIO runs them in the kernel's worker threads
-(IOCB_CMD_FSYNC, Linux 4.18). Where it is not available, the files are synced one after the other.
+(IOCB_CMD_FSYNC, Linux 4.18), and the disk flushes its cache for all of them. Where it is not available, the files are
+synced one after the other.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import ctypes
 import errno
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
-__all__ = ["sync_files"]
+__all__ = ["replace_file", "sync_files", "write_all"]
 
 _FSYNC = 2  # IOCB_CMD_FSYNC
 _CAPACITY = 32  # requests per context
@@ -57,6 +59,54 @@ class _Event(ctypes.Structure):
 # Contexts that no thread uses. Creating one takes as long as a sync, so they are kept until the process ends.
 _idle: list[int] = []
 os.register_at_fork(after_in_child=_idle.clear)  # a context belongs to the process that created it
+
+
+def write_all(fd: int, content: bytes | memoryview) -> None:
+    """Write the whole content; one write(2) may stop early, such as at the end of a disk's space."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def replace_file(
+    path: str | os.PathLike[str],
+    content: bytes | str,
+    *,
+    mode: int | None = 0o600,
+    is_synced: bool = False,
+    beside: str | os.PathLike[str] | None = None,
+) -> None:
+    """Replace a file, or create it, in one step: a reader finds the old content or the new one, never a part.
+
+    With None as the ``mode``, a file keeps its permissions, and a new one gets those that the umask allows. The content
+    is written to a new file beside it, which is removed if that fails. With ``beside``, that file has this name: for
+    files that only one process writes at a time, so that the next one reuses what a killed one left. With
+    ``is_synced``, the content is on the disk before the file has its name.
+    """
+    if mode is None:
+        with suppress(FileNotFoundError):
+            mode = os.stat(path).st_mode & 0o777
+    target = os.fspath(path)
+    data = content.encode() if isinstance(content, str) else content
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    if beside is None:
+        beside = f"{os.path.dirname(target) or '.'}/.forkwise-{os.urandom(8).hex()}"
+        flags |= os.O_EXCL
+    fd = os.open(beside, flags | os.O_TRUNC, 0o666 if mode is None else mode)
+    try:
+        try:
+            write_all(fd, data)
+            if mode is not None and os.fstat(fd).st_mode & 0o777 != mode:  # because of the umask, or an earlier file
+                os.fchmod(fd, mode)
+            if is_synced:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(beside, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise
 
 
 def sync_files(fds: Sequence[int]) -> None:
