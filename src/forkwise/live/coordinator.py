@@ -28,7 +28,7 @@ from forkwise.live.diff.mirror import FORKS_ROOT, ForkMaterializer, ManifestWrit
 from forkwise.live.fork_plan import ForkPlan, check_specs, plan_fork, project_fork_cost
 from forkwise.live.judging.judge import is_supported
 from forkwise.live.judging.verdict import JudgeVerdict, ResolveOutcome
-from forkwise.live.live_fork import LiveFork, WorkspaceLike, find_source, start_fork
+from forkwise.live.live_fork import LiveFork, WorkspaceLike, find_source, reopen_fork, start_fork
 from forkwise.live.merge import check_mergeable, combine_branches, commit_branch, override_winner
 from forkwise.live.resume import (
     ForkStateStore,
@@ -36,7 +36,7 @@ from forkwise.live.resume import (
     LedgerForkStore,
     abort_forks_inside,
     abort_orphans,
-    resume_fork,
+    load_unfinished,
 )
 from forkwise.live.turn import (
     BUDGET_STATES,
@@ -59,7 +59,7 @@ from forkwise.live.values import (
 )
 
 if TYPE_CHECKING:
-    from forkwise.live.budget import CostProjection
+    from forkwise.live.budget import BudgetTracker, CostProjection
     from forkwise.live.checkpoints import Checkpoint, CheckpointStore, Rewound
     from forkwise.live.diff.diff_report import BranchDiffReport
     from forkwise.live.judging.confidence import Signal
@@ -285,14 +285,13 @@ class ForkCoordinator:
             await abort_orphans(self.inside)
         async with AsyncExitStack() as stack:
             source = await find_source(self.workspace, self.parent_deps)
-            parent_tracker = self.inside.cost_tracker if self.inside is not None else None
             checkpoint = None if self.checkpoint_store is None else secrets.token_hex(6)
             plan = plan.with_names(checkpoint, find_goal(history))
-            live, threads = await start_fork(source, plan, history, parent_tracker, stack)
+            live, threads = await start_fork(source, plan, history, self._find_parent_tracker(), stack)
             if self.checkpoint_store is None:
                 live.warn_without_checkpoints()
             await live.save_anchor(self.checkpoint_store, f"fork:{live.fork.id}", list(history), plan.checkpoint)
-            return await self.adopt(live, threads, stack)
+            return await self._adopt(live, threads, stack)
 
     async def resume(self, fork_id: str | None = None) -> ForkHandle:
         """Resume a fork that a killed process left, by default the last one.
@@ -303,7 +302,24 @@ class ForkCoordinator:
         async with self._lock:
             self._require_no_open_fork()
             await self._reset()
-            return await resume_fork(self, fork_id)
+            return await self._resume(fork_id)
+
+    async def _resume(self, fork_id: str | None) -> ForkHandle:
+        async with AsyncExitStack() as stack:
+            source = await find_source(self.workspace, self.parent_deps)
+            inside = None if self.inside is None else self.inside.id
+            allow = self._allow_executable_config(None)
+            record, handle, result = await run_in_thread(load_unfinished, source, fork_id, inside, allow)
+            if result is not None:
+                self.merge_result = result
+                return handle
+            plan = ForkPlan.from_json(record.spec, record.id)
+            live, threads = await reopen_fork(source, plan, record.id, self._find_parent_tracker(), stack)
+            return await self._adopt(live, threads, stack)
+
+    def _find_parent_tracker(self) -> BudgetTracker | None:
+        """Return the budget of the branch that the agent runs in, which its forks spend as well."""
+        return None if self.inside is None else self.inside.cost_tracker
 
     async def resume_left_inside(self) -> None:
         """Resume the fork that a killed process left open inside the branch that the agent runs in, if any."""
@@ -317,12 +333,12 @@ class ForkCoordinator:
         """Resume one of the orphaned forks of the current branch, and abort the others."""
         assert self.inside is not None
         orphans, self.inside.orphans = self.inside.orphans, None
-        handle = await resume_fork(self, fork_id)
+        handle = await self._resume(fork_id)
         self.inside.orphans = orphans
         await abort_orphans(self.inside)  # the resumed fork is owned by this process now, so it is not aborted
         return handle
 
-    async def adopt(self, live: LiveFork, threads: Sequence[Thread], stack: AsyncExitStack) -> ForkHandle:
+    async def _adopt(self, live: LiveFork, threads: Sequence[Thread], stack: AsyncExitStack) -> ForkHandle:
         """Make an opened fork the current one, and start its branches. ``stack`` is closed with the fork.
 
         If this fails or is cancelled, a new fork is aborted, and a resumed one stays as the killed process left it.

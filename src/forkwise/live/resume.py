@@ -6,10 +6,10 @@ Also the stores of fork handles. `LedgerForkStore` lists the forks that can be r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from forkwise.concurrency import finish, run_in_thread
 from forkwise.conversation.store import StoredConversation
@@ -24,12 +24,9 @@ from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.backends.branch_overlay import conflict_contents
 from forkwise.live.branch_runtime import BranchRuntime, Thread
 from forkwise.live.fork_plan import KIND, ForkPlan
-from forkwise.live.live_fork import ForkSource, LiveFork, find_source, reopen_fork, thread_label
+from forkwise.live.live_fork import ForkSource, LiveFork, thread_label
 from forkwise.live.merge import detach_history, join_threads
 from forkwise.live.values import ForkHandle, MergeResult
-
-if TYPE_CHECKING:
-    from forkwise.live.coordinator import ForkCoordinator
 
 __all__ = [
     "ForkStateStore",
@@ -42,7 +39,7 @@ __all__ = [
     "find_orphans",
     "list_unfinished",
     "load_merge_result",
-    "resume_fork",
+    "load_unfinished",
 ]
 
 
@@ -270,28 +267,16 @@ def _abort_all(orphans: OrphanedForks) -> None:
         abort_forks_inside(ledger, orphans.workspace, orphans.attempt)
 
 
-async def resume_fork(coordinator: ForkCoordinator, fork_id: str | None) -> ForkHandle:
-    """Resume a fork for a coordinator, by default the last one that a killed process left."""
-    async with AsyncExitStack() as stack:
-        source = await find_source(coordinator.workspace, coordinator.parent_deps)
-        if source.is_in_memory:
-            raise ForkNotFoundError("no fork was interrupted: a fork in memory ends with its process")
-        inside = None if coordinator.inside is None else coordinator.inside.id
-        allow = coordinator.allow_executable_config or None
-        record, handle, result = await run_in_thread(_load_unfinished, source, fork_id, inside, allow)
-        if result is not None:
-            coordinator.merge_result = result
-            return handle
-        plan = ForkPlan.from_json(record.spec, record.id)
-        parent_tracker = coordinator.inside.cost_tracker if coordinator.inside is not None else None
-        live, threads = await reopen_fork(source, plan, record.id, parent_tracker, stack)
-        return await coordinator.adopt(live, threads, stack)
-
-
-def _load_unfinished(
+def load_unfinished(
     source: ForkSource, fork_id: str | None, inside: str | None, allow: bool | None
 ) -> tuple[ForkRecord, ForkHandle, MergeResult | None]:
-    """Load the fork to resume. If it was resolved already, commit it and return the result with it."""
+    """Load the fork to resume, by default the last one that a killed process left.
+
+    If it was resolved already, commit it and return the result with it. ``inside`` is the branch that the agent runs
+    in. Raises ForkNotFoundError if there is none.
+    """
+    if source.is_in_memory:
+        raise ForkNotFoundError("no fork was interrupted: a fork in memory ends with its process")
     workspace = source.parent.workspace
     with open_ledger(workspace) as ledger:
         forks = list_unfinished(ledger, inside)

@@ -199,8 +199,8 @@ TOOLS = (
     ToolSchema(
         "undo",
         "Undo a commit",
-        "Undo the last commit to the workspace, whoever made it, or the one with this number; files that were changed "
-        "since are never overwritten. An undo can be undone.",
+        "Undo the last commit to the workspace, even one that you did not make, or the one with this number. Files "
+        "that were changed since are never overwritten. An undo can be undone.",
         {"commit": _number("Number of the commit; default: the last.", 1, 1 << 53)},
         (),
         "commit",
