@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,6 +19,7 @@ from forkwise import ForkResolvedError, LedgerError, Speculate, Workspace, abort
 from forkwise.fork import control, stored_fork
 from forkwise.fork import fork as running_fork
 from forkwise.ledger import postgres as module
+from forkwise.ledger.change_watch import ChangeWatch
 from forkwise.ledger.postgres import PostgresLedger
 from forkwise.ledger.sqlite import SqliteLedger, open_ledger, open_ledger_of_state
 from forkwise.linux.process_id import ProcessId
@@ -29,6 +31,8 @@ pytestmark = pytest.mark.integration
 
 Open = Callable[..., PostgresLedger]
 PAGE = Path(__file__).parents[2] / "docs/ledger.md"
+_DEADLINE_S = 60.0
+_NEVER_S = 3600.0  # longer than a test may take
 
 
 @pytest.fixture
@@ -54,6 +58,23 @@ def own_server() -> Iterator[PostgresServer]:
     server = PostgresServer()
     yield server
     server.close()
+
+
+def start_wait(watch: ChangeWatch) -> threading.Thread:
+    """Wait for an announcement in a thread."""
+    thread = threading.Thread(target=watch.wait, args=(0.0, _NEVER_S), daemon=True)
+    thread.start()
+    return thread
+
+
+def finish_wait(thread: threading.Thread) -> None:
+    thread.join(_DEADLINE_S)
+    assert not thread.is_alive(), "no announcement ended the wait"
+
+
+def wait_for_announcement(watch: ChangeWatch) -> None:
+    """Wait until a change is announced; fail if none is."""
+    finish_wait(start_wait(watch))
 
 
 def test_projects_do_not_see_each_other(opened: Open) -> None:
@@ -294,39 +315,37 @@ def test_a_change_wakes_who_waits_for_it(opened: Open) -> None:
     watching, writing, other = opened(), opened(), opened("another project")
     first, second = fork_in(writing).id, fork_in(writing).id
     with watching.watch_changes(second, ["judged"]) as watch:
-        watch.wait(0.0, 600.0)  # the listener has connected
-        is_awake = threading.Event()
-        thread = threading.Thread(target=lambda: (watch.wait(0.0, 600.0), is_awake.set()))
-        thread.start()
+        wait_for_announcement(watch)  # the listener has connected
+        waiting = start_wait(watch)
         foreign = fork_in(other).id
         other.record_verdict(foreign, {})
         writing.record_verdict(first, {})
         writing.record_baseline(second, {})
-        assert not is_awake.is_set()
+        assert waiting.is_alive()
         writing.record_verdict(second, {})
-        thread.join()
+        finish_wait(waiting)
 
 
 def test_a_watch_survives_a_restart_of_the_server(own_server: PostgresServer, opened: Open) -> None:
     watching = opened(url=own_server.url)
     with watching.watch_changes() as watch:
-        watch.wait(0.0, 600.0)
+        wait_for_announcement(watch)
         own_server.stop(signal.SIGKILL)
         own_server.start()
-        watch.wait(0.0, 600.0)  # connected again: there may have been changes meanwhile
+        wait_for_announcement(watch)  # connected again: there may have been changes meanwhile
         fork_in(opened(url=own_server.url))
-        watch.wait(0.0, 600.0)
+        wait_for_announcement(watch)
 
 
 def test_a_watch_continues_after_a_fork_of_the_process(opened: Open) -> None:
     watching, writing = opened(), opened()
     with watching.watch_changes() as watch:
-        watch.wait(0.0, 600.0)
+        wait_for_announcement(watch)
         assert Child(lambda: fork_in(watching).id).result()
-        watch.wait(0.0, 600.0)
-        watch.wait(0.0, 600.0)  # a new listener has connected
+        wait_for_announcement(watch)
+        wait_for_announcement(watch)  # a new listener has connected
         fork_in(writing)
-        watch.wait(0.0, 600.0)
+        wait_for_announcement(watch)
     watching.close()
     assert "forkwise-listener" not in [thread.name for thread in threading.enumerate()]
 
@@ -335,10 +354,10 @@ def test_announcements_of_strangers_only_wake(opened: Open, postgres: PostgresSe
     """Any role may send NOTIFY: whatever it sends, nothing is believed."""
     watching = opened()
     with watching.watch_changes("k3f9ab") as watch, psycopg.connect(postgres.url, autocommit=True) as stranger:
-        watch.wait(0.0, 600.0)
+        wait_for_announcement(watch)
         for payload in ("", " ", "\x1b]0;x\x07", "k3f9ab", "k3f9ab aborted; DROP TABLE x", "é" * 3000):
             stranger.execute("SELECT pg_notify(%s, %s)", (watching._postgres.channel, payload))
-        watch.wait(0.0, 600.0)
+        wait_for_announcement(watch)
     assert watching.forks() == []
 
 
@@ -348,15 +367,15 @@ def test_a_request_reaches_the_process_that_runs_the_fork(
 ) -> None:
     """Nobody looks at intervals: the announcement is what wakes each side."""
     for name in ("_POLL_INTERVAL", "_LONGEST_INTERVAL"):
-        monkeypatch.setattr(running_fork, name, 600.0)
-    monkeypatch.setattr(control, "_WAIT_INTERVAL", 600.0)
-    monkeypatch.setattr(stored_fork, "_POLL_INTERVAL", 600.0)
+        monkeypatch.setattr(running_fork, name, _NEVER_S)
+    monkeypatch.setattr(control, "_WAIT_INTERVAL", _NEVER_S)
+    monkeypatch.setattr(stored_fork, "_POLL_INTERVAL", _NEVER_S)
     monkeypatch.setenv("FORKWISE_LEDGER", postgres.url)
 
     def abort() -> None:
         with open_ledger(workspace) as ledger, ledger.watch_changes(None, ["started"]) as watch:
             while not (forks := ledger.forks()) or not any(a.started for a in ledger.attempts(forks[0].id)):
-                watch.wait(0.0, 600.0)
+                wait_for_announcement(watch)
             if deed == "fork":
                 abort_fork(workspace, forks[0].id)
             else:
@@ -364,7 +383,7 @@ def test_a_request_reaches_the_process_that_runs_the_fork(
 
     thread = threading.Thread(target=abort)
     thread.start()
-    explore = Speculate([["sleep", "600"]])
+    explore = Speculate([["sleep", str(_NEVER_S)]])
     if deed == "fork":
         with pytest.raises(ForkResolvedError):
             explore(workspace)
@@ -396,8 +415,9 @@ def test_the_lease_of_this_process_is_renewed(opened: Open, monkeypatch: pytest.
     ends = "SELECT until FROM leases WHERE owner = ?"
     owner = (module._describe_owner(ProcessId.current()),)
     first = ledger._database.rows(ends, owner)
+    deadline = time.monotonic() + _DEADLINE_S
     while ledger._database.rows(ends, owner) == first:
-        pass
+        assert time.monotonic() < deadline
 
 
 def test_a_newer_version_is_refused(own_server: PostgresServer, opened: Open) -> None:
