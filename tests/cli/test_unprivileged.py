@@ -141,9 +141,10 @@ def test_exploring(run_unprivileged: Callable[..., tuple[int, str, str]], place:
 
 
 KILLED_WITH_BRANCHES = """
-import os, signal, time
+import os, signal
 from pathlib import Path
 from forkwise import Workspace
+from forkwise.files.store import trash
 from forkwise.linux import namespace
 namespace.enter_namespace()
 workspace = Workspace(".")
@@ -153,7 +154,7 @@ for number in range(20):  # enough to use branches of the pool, and to refill it
         Path(branch.path, "a.txt").write_text("changed")
     if number % 5 == 0:
         branch.abort()
-time.sleep(0.2)
+trash.wait_until_empty()  # the pool is refilled by the same thread
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -25,6 +25,7 @@ from forkwise import (
     rewind,
 )
 from forkwise.fork.agent_workspace import agent_workspace
+from tests.leftovers import processes_about
 from tests.live.worker import all_over, driver, last_prompts, last_results, work, worker
 from tests.modules.brain import Asked, Brain, call
 from tests.modules.conftest import Thinking
@@ -191,17 +192,17 @@ async def test_concurrent_runs_share_nothing(workspace: Workspace) -> None:
 async def test_cancelling_the_parent_ends_its_branches(workspace: Workspace) -> None:
     def busy(asked: Asked) -> Any:
         if "Forked" in last_results(asked).get("fork_run", ""):
-            return call("shell", command="sleep 100")
-        return driver([{"label": "a", "steer": "run sleep 100"}], pick("a"))(asked)
+            return call("shell", command="sleep 3611")
+        return driver([{"label": "a", "steer": "run sleep 3612"}], pick("a"))(asked)
 
     capability = LiveForkCapability(workspace=workspace)
     agent = worker(Brain(decide=busy), capabilities=[capability])
     before = asyncio.all_tasks()
     run = asyncio.create_task(agent.run("task"))
-    while capability.coordinator is None or not capability.coordinator.branches:
+    while not (processes_about("sleep 3611") and processes_about("sleep 3612")):
         await asyncio.sleep(0.01)
     coordinator = capability.coordinator
-    await asyncio.sleep(0.05)
+    assert coordinator is not None
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run

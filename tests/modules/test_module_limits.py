@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -301,7 +300,5 @@ def test_what_a_call_leaves_running_is_ended() -> None:
         model: Any = Brain(decide=lambda asked: finish(value=1), seconds=60)
 
     parent = Parent()
-    begun = time.monotonic()
     parent()
     assert parent.begun.cancelled()
-    assert time.monotonic() - begun < 30

@@ -145,7 +145,6 @@ def test_a_call_that_is_cancelled_is_over_and_leaves_nothing(workspace: Workspac
 
     def decide(asked: Any) -> Any:
         if asked.system == "Be slow.":
-            begun.set()
             return call("sleep")
         return [call("branch", name="Slow"), call("branch", name="Slow")]
 
@@ -158,6 +157,7 @@ def test_a_call_that_is_cancelled_is_over_and_leaves_nothing(workspace: Workspac
         async def sleep(self) -> None:
             """Sleep."""
             (self.workspace.path / "a.txt").write_text("changed")
+            begun.set()
             await asyncio.sleep(60)
 
     Parent.declared_workspace = "branch"
@@ -165,7 +165,6 @@ def test_a_call_that_is_cancelled_is_over_and_leaves_nothing(workspace: Workspac
     async def main() -> None:
         task = asyncio.create_task(Parent(workspace=workspace)())
         await begun.wait()
-        await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

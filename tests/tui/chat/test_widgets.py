@@ -100,7 +100,7 @@ def test_markdown_and_tool_calls_are_rendered() -> None:
         )
         for piece in pieces:
             show_event(app.stage, TextDelta(piece))
-            await scene.pilot.pause(0.06)
+            await until(lambda: not app.stage.is_due)
         await shows(scene, "if a:\n      b = c\n", "a word of more \\x1b[31mred <b>", "x = 1", "# so", "head", "• it")
         assert "# head" not in scene.text
         show_event(app.stage, TurnBegan("a question\nof two lines"))
@@ -128,13 +128,11 @@ def test_scrolling_and_resizing() -> None:
         await shows(scene, "line 99")
         assert len(scene.app.query(MarkdownEntry)) == 24, "only the last ones are mounted"
         await until(lambda: talk.allow_vertical_scroll)  # otherwise scrolling is ignored
-        talk.scroll_home(animate=False)
-        await until(lambda: len(scene.app.query(MarkdownEntry)) == 48)
-        for _ in range(3):
+        for mounted in (48, 72, 96, 100):
             await until(lambda: not talk.is_behind and talk.scroll_y > 0)
             talk.scroll_home(animate=False)
-            await scene.pilot.pause(0.1)
-        await until(lambda: not talk.is_behind and len(scene.app.query(MarkdownEntry)) == 100)
+            await until(lambda mounted=mounted: len(scene.app.query(MarkdownEntry)) == mounted)
+        await until(lambda: not talk.is_behind)
         talk.scroll_home(animate=False)
         await shows(scene, "line 0 of")
         talk.add("note", "later")
