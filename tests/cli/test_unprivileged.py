@@ -237,7 +237,7 @@ def test_worktrees(place: Path, view: str, tmp_path: Path) -> None:
     need(view == "copy" or shutil.which("fuse-overlayfs") is not None, "fuse-overlayfs is not installed")
     with with_fuse_namespace(tmp_path) as (enter, pid):
         _use_worktrees(place, view, enter)
-        assert str(place) not in Path(f"/proc/{pid}/mounts").read_text()
+        assert str(place) not in Path(f"/proc/{pid}/mounts").read_text(errors="surrogateescape")
 
 
 def _use_worktrees(place: Path, view: str, enter: list[str]) -> None:

@@ -160,7 +160,7 @@ def test_a_trial_of_a_view_that_was_killed_goes_with_its_mount(workspace: Worksp
     workspace.gc()
     assert not trial.exists()
     assert running.exists()
-    assert str(trial) not in Path("/proc/self/mountinfo").read_text()
+    assert str(trial) not in Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     shutil.rmtree(running)
 
 

@@ -208,7 +208,7 @@ def test_nothing_is_left_after_a_kill(workspace: Workspace, home: Path) -> None:
         assert branch.run(["sh", "-c", f"{WRITE} true"]).returncode == 0
         branch.abort()
     os.close(null)
-    assert "forkwise-home" not in Path("/proc/self/mountinfo").read_text()
+    assert "forkwise-home" not in Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     assert sorted(p.name for p in home.iterdir()) == [".local", ".netrc", ".profile", ".ssh", "work"]
 
 

@@ -132,7 +132,7 @@ class Count:
 
 def _mounts(pid: str, state: Path) -> list[str]:
     """Return the mounts of branches, and those of kinds that only sandboxes make."""
-    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    lines = Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines()
     return sorted(line.split()[4] for line in lines if str(state) in line)
 
 

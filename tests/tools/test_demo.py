@@ -34,7 +34,7 @@ def test_the_smallest_fix_that_passes_wins(tmp_path: Path, monkeypatch: pytest.M
     assert "+        total += -value if value < VALUES[following] else value" in printed
     assert "exactly as before" in printed
     assert list(tmp_path.iterdir()) == []
-    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text(errors="surrogateescape")
 
 
 def test_an_interrupted_demo_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,7 +255,7 @@ attempt(
     "take the paths of layers and of the real workspace from /proc/self/mountinfo and open them",
     "those paths are covered or read-only inside",
     """
-for line in open("/proc/self/mountinfo"):
+for line in open("/proc/self/mountinfo", errors="surrogateescape"):
     root, point = line.split()[3:5]
     options = line.split(" - ")[1].split()[2]
     for option in options.split(","):
