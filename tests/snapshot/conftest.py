@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -28,7 +29,7 @@ def workspace(tmp_path: Path) -> Workspace:
         file.seek(3 << 20)
         file.write(b"end")
         file.truncate(5 << 20)
-    (root / "large").write_bytes(bytes(range(256)) * 12_000 + os.urandom(1 << 20))
+    (root / "large").write_bytes(bytes(range(256)) * 12_000 + Random(1).randbytes(1 << 20))
     os.utime(root / "src", ns=(1, 1_000_000_000_000_000_001))
     (root / "src" / "deep").chmod(0o700)
     return Workspace(root, state=tmp_path / "state")

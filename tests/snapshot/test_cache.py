@@ -156,7 +156,7 @@ def test_its_size_is_bounded(store: ObjectStore, tmp_path: Path) -> None:
     snapshots = []
     for number in range(4):
         (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "data").write_bytes(os.urandom(1000))
+        (tmp_path / str(number) / "data").write_bytes(Random(number).randbytes(1000))
         snapshots.append(Snapshot.create(Workspace(tmp_path / str(number), state=tmp_path / f"s{number}"), store))
     cache = SnapshotCache(tmp_path / "cache", max_bytes=2500)
     for one in snapshots[:3]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -118,7 +117,7 @@ def test_a_location_that_cannot_be_used(location: str) -> None:
 
 def test_garbage_is_what_no_snapshot_needs(workspace: Workspace, store: ObjectStore, tmp_path: Path) -> None:
     first = Snapshot.create(workspace, store)
-    (workspace.path / "large").write_bytes(os.urandom(2 << 20))
+    (workspace.path / "large").write_bytes(Random(2).randbytes(2 << 20))
     second = Snapshot.create(workspace, store)
     assert collect_garbage(store).removed == 0
     first.delete(store)

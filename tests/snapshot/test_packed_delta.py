@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -37,7 +38,7 @@ def remote(workspace: Workspace, store: ObjectStore, tmp_path: Path) -> Iterator
 def change(root: Path) -> None:
     (root / "src" / "main.py").write_text("print('changed')\n")
     (root / "new").mkdir(mode=0o750)
-    (root / "new" / "large").write_bytes(os.urandom(3 << 20))
+    (root / "new" / "large").write_bytes(Random(2).randbytes(3 << 20))
     (root / "new" / "to").symlink_to("../run.sh")
     (root / "run.sh").unlink()
     (root / "link").unlink()
@@ -66,7 +67,7 @@ def test_the_changes_arrive_and_are_committed(workspace: Workspace, store: Objec
 
 
 def test_what_is_stored_is_what_changed(store: ObjectStore, remote: Branch) -> None:
-    (remote.path / "src" / "main.py").write_bytes(os.urandom(20_000))
+    (remote.path / "src" / "main.py").write_bytes(Random(2).randbytes(20_000))
     assert PackedDelta.create(remote, store).stored < 24_000
 
 

@@ -8,6 +8,7 @@ import stat
 import struct
 import threading
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ def test_a_change_of_the_same_size_and_mtime_is_seen(workspace: Workspace, store
 
 
 def test_an_insertion_into_a_large_file_stores_the_chunks_around_it(workspace: Workspace, store: ObjectStore) -> None:
-    content = os.urandom(16 << 20)
+    content = Random(2).randbytes(16 << 20)
     (workspace.path / "big").write_bytes(content)
     Snapshot.create(workspace, store)
     (workspace.path / "big").write_bytes(content[: 5 << 20] + b"inserted" + content[5 << 20 :])
@@ -101,7 +102,7 @@ def test_an_insertion_into_a_large_file_stores_the_chunks_around_it(workspace: W
 def test_a_moved_directory_is_not_stored_again(workspace: Workspace, store: ObjectStore) -> None:
     (workspace.path / "a").mkdir()
     for number in range(12):
-        (workspace.path / "a" / str(number)).write_bytes(os.urandom(900_000))
+        (workspace.path / "a" / str(number)).write_bytes(Random(2 + number).randbytes(900_000))
     Snapshot.create(workspace, store)
     (workspace.path / "a").rename(workspace.path / "b")
     assert Snapshot.create(workspace, store).stored < 20_000
@@ -265,7 +266,7 @@ def test_a_deleted_snapshot_and_an_unknown_name(workspace: Workspace, store: Obj
 def test_a_file_that_is_replaced_by_a_large_one_meanwhile(
     workspace: Workspace, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = os.urandom(3 << 20)
+    content = Random(2).randbytes(3 << 20)
     real = os.open
 
     def replace(path: str, *rest: int, **more: int) -> int:
