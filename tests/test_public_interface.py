@@ -82,8 +82,10 @@ def find_imports(module: ast.Module) -> Iterator[ast.ImportFrom]:
         node = nodes.pop()
         if isinstance(node, ast.ImportFrom):
             yield node
-        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        nodes += node.orelse if is_for_types else ast.iter_child_nodes(node)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            nodes += node.orelse
+        else:
+            nodes += ast.iter_child_nodes(node)
 
 
 def is_program(path: Path) -> bool:

@@ -21,7 +21,7 @@ FREE = Parameters(
 
 
 def cost(**values: float) -> Parameters:
-    return Parameters(**{**{name: getattr(FREE, name) for name in FREE.__slots__}, **values})  # type: ignore[arg-type]
+    return Parameters(**{**{name: getattr(FREE, name) for name in FREE.__slots__}, **values})
 
 
 @pytest.mark.parametrize("workers", [1, 3, 7])

@@ -40,8 +40,8 @@ def damaged(tmp_path: Path) -> Workspace:
     return workspace
 
 
-def repair(ask: Ask, workspace: Workspace, *words: str) -> list[dict[str, str]]:
-    damages: list[dict[str, str]] = ask("doctor", "--repair", *words, str(workspace.path))["damaged"]
+def repair(ask: Ask, workspace: Workspace, *words: str) -> list[dict[str, Any]]:
+    damages: list[dict[str, Any]] = ask("doctor", "--repair", *words, str(workspace.path))["damaged"]
     return damages
 
 

@@ -287,7 +287,7 @@ def test_prompts_in_every_form() -> None:
     assert read_prompts("do a, then b") == ["do a, then b"]
     for bad in ("[]", "['it's']", [], [" "], "[1]"):
         with pytest.raises(Exception, match="self_prompts"):
-            read_prompts(bad)  # type: ignore[arg-type]
+            read_prompts(bad)
 
 
 async def test_after_a_restart_every_branch_can_be_continued(tmp_path: Path) -> None:

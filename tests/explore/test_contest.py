@@ -80,7 +80,7 @@ def test_a_model_chooses(workspace: Workspace, build: Callable[[Any], Any]) -> N
 def test_number_of_requests(workspace: Workspace) -> None:
     for pattern, requests in ((BestOfN, 12), (Tournament, 6)):
         model = Scripted(prefer("number 2"))
-        pattern(write, 4, judge=model.judge(), commit=False)(workspace)  # type: ignore[arg-type]
+        pattern(write, 4, judge=model.judge(), commit=False)(workspace)
         assert len(model.prompts) == requests
 
 

@@ -86,8 +86,8 @@ class Steps:
         try:
             for name in _OS:
                 setattr(os, name, self._wrapped(name, getattr(os, name)))
-            os.open = self._opening(os.open)  # type: ignore[assignment]
-            fcntl.ioctl = self._cloning(fcntl.ioctl)  # type: ignore[assignment]
+            os.open = self._opening(os.open)
+            fcntl.ioctl = self._cloning(fcntl.ioctl)
             file_write._submit = self._foreign("fsync", file_write._submit)
             for name in _FOREIGN:
                 setattr(syscalls, name, self._foreign(name[1:], getattr(syscalls, name)))

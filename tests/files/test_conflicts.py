@@ -499,7 +499,7 @@ def test_the_first_commit_wins_and_the_others_are_stale(workspace: Workspace) ->
     before = snapshot(workspace.path)
     for choice in ("refuse", "ours", "theirs", "merge"):
         with pytest.raises(BranchStaleError):
-            two.commit(on_conflict=choice)  # type: ignore[arg-type]
+            two.commit(on_conflict=choice)
     for kind in (BranchStaleError, ConflictError, CommitError, BranchError):
         with pytest.raises(kind):
             two.commit()

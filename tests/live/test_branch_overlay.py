@@ -407,7 +407,7 @@ class TestCloning:
             assert clone.fork_depth == 1
             assert deps.todos == [Todo("x")]
         finally:
-            clone.backend.discard()  # type: ignore[attr-defined]
+            clone.backend.discard()
 
     def test_shared_files_are_equal(self) -> None:
         deps = DeepAgentDeps(StateBackend(), todos=[Todo("x")], message_queue=MessageQueue(), team_bus=object())

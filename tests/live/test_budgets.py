@@ -78,7 +78,8 @@ async def test_an_aggregate_is_overdrawn_by_one_request_at_most(workspace: Works
     assert 2.0 <= cost.aggregate_usd <= 2.0 + 0.36
     assert cost.aggregate_remaining_usd == 0.0
     assert {s.state for s in coordinator.inspect_branches()} == {"aggregate_budget_exhausted"}
-    assert await coordinator.merge_or_select("pick:b")
+    merged = await coordinator.merge_or_select("pick:b")
+    assert coordinator.branches[merged.winner_branch_id].spec.label == "b"
 
 
 async def test_an_aggregate_in_seconds_ends_all_that_run(workspace: Workspace) -> None:

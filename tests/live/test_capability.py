@@ -132,7 +132,7 @@ class Own:
 async def test_anybodys_deps_are_shared_with_the_branches(workspace: Workspace) -> None:
     names: list[str] = []
     agent = Agent(
-        Brain(decide=driver([{"label": "a", "steer": "look"}], pick("a")) and _looker),
+        Brain(decide=_looker),
         deps_type=Own,
         capabilities=[LiveForkCapability(workspace=workspace)],
     )

@@ -69,7 +69,7 @@ def test_a_value_has_the_documented_fields_first_and_in_their_order(name: str) -
 def test_frozen_values(name: str) -> None:
     kind = getattr(forkwise, name)
     assert is_dataclass(kind)
-    assert kind.__dataclass_params__.frozen is (name in FROZEN)  # type: ignore[attr-defined]
+    assert kind.__dataclass_params__.frozen is (name in FROZEN)  # type: ignore[union-attr]
 
 
 def test_what_the_guide_does_not_ask_for_has_a_default() -> None:

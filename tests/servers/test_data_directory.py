@@ -131,7 +131,7 @@ def test_text_in_it_is_not_merged_by_a_rebase(project: Path) -> None:
     assert [conflict.path for conflict in rebase.conflicts] == ["data"]
     for choice in ("refuse", "ours", "merge"):
         with pytest.raises(ConflictError, match="data"):
-            second.commit(on_conflict=choice)  # type: ignore[arg-type]
+            second.commit(on_conflict=choice)
     second.commit(on_conflict="theirs")
     assert (project / "data/control").read_text() == "control of the base\n" * 10
 

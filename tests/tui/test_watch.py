@@ -376,7 +376,7 @@ def test_combine_attempts_that_fail_the_tests(fork: RecordingFork) -> None:
 
 
 def test_combine_attempts_that_conflict(fork: RecordingFork) -> None:
-    clash = Clash("src/store.py", "changed", ("k3f9ab.1", "k3f9ab.2"), "both changed line 3")
+    clash = Clash("src/store.py", "content", ("k3f9ab.1", "k3f9ab.2"), "both changed line 3")
     fork.outcomes = [combined(conflicts=(clash,))]
 
     async def script(scene: Scene) -> None:
