@@ -27,11 +27,11 @@ class PostgresServer:
             *map(Path, filter(None, [shutil.which("postgres")])),
         ]
         need(bool(found), "PostgreSQL is not installed")
+        need(size is None or os.geteuid() == 0, "only root mounts a small filesystem")
         self._programs = found[0].parent
         self.directory = Path(tempfile.mkdtemp(prefix="forkwise-pg-"))
         self._is_mounted = size is not None
         if size is not None:
-            need(os.geteuid() == 0, "only root mounts a small filesystem")
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", self.directory], check=True)
         if os.geteuid() == 0:
             shutil.chown(self.directory, "postgres", "postgres")

@@ -26,29 +26,29 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Create a project with a database, in a directory that other users can reach."""
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin")
     need(shutil.which("mariadbd") is not None, "mariadb-server is not installed")
-    directory = Path(tempfile.mkdtemp(prefix="forkwise-mariadb-"))
-    directory.chmod(0o755)
-    (directory / "mysql").mkdir(mode=0o700)
-    switch: list[str] = []
-    if os.geteuid() == 0:
-        shutil.chown(directory / "mysql", "mysql", "mysql")
-        switch = ["setpriv", "--reuid=mysql", "--regid=mysql", "--clear-groups"]
-    install = [
-        "mariadb-install-db",
-        "--no-defaults",
-        f"--datadir={directory}/mysql",
-        "--skip-test-db",
-        "--auth-root-authentication-method=normal",
-    ]
-    subprocess.run([*switch, *install], cwd=directory, check=True, capture_output=True)
-    recipe = re.search(r"### MariaDB\n\n```toml\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
-    assert recipe is not None
-    (directory / ".forkwise").mkdir()
-    (directory / ".forkwise/servers.toml").write_text(recipe[1])
-    yield directory
-    for branch in reversed(Workspace(directory).branches()):
-        branch.abort()
-    shutil.rmtree(directory)
+    with tempfile.TemporaryDirectory(prefix="forkwise-mariadb-") as made:
+        directory = Path(made)
+        directory.chmod(0o755)
+        (directory / "mysql").mkdir(mode=0o700)
+        switch: list[str] = []
+        if os.geteuid() == 0:
+            shutil.chown(directory / "mysql", "mysql", "mysql")
+            switch = ["setpriv", "--reuid=mysql", "--regid=mysql", "--clear-groups"]
+        install = [
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--datadir={directory}/mysql",
+            "--skip-test-db",
+            "--auth-root-authentication-method=normal",
+        ]
+        subprocess.run([*switch, *install], cwd=directory, check=True, capture_output=True)
+        recipe = re.search(r"### MariaDB\n\n```toml\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+        assert recipe is not None
+        (directory / ".forkwise").mkdir()
+        (directory / ".forkwise/servers.toml").write_text(recipe[1])
+        yield directory
+        for branch in reversed(Workspace(directory).branches()):
+            branch.abort()
 
 
 def forkwise(project: Path, *words: str) -> str:

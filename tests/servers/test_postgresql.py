@@ -63,12 +63,12 @@ def own(command: Sequence[str]) -> list[str]:
 @pytest.fixture
 def project() -> Iterator[Path]:
     """Create a project with a small database, in a directory that other users can reach."""
-    directory = Path(tempfile.mkdtemp(prefix="forkwise-postgresql-"))
-    directory.chmod(0o755)
-    create_database(directory)
-    yield directory
-    drop_branches(directory)
-    shutil.rmtree(directory)
+    with tempfile.TemporaryDirectory(prefix="forkwise-postgresql-") as made:
+        directory = Path(made)
+        directory.chmod(0o755)
+        create_database(directory)
+        yield directory
+        drop_branches(directory)
 
 
 def create_database(directory: Path) -> None:
