@@ -14,7 +14,7 @@ import pytest
 from forkwise.agents.agent_event import format_step
 from forkwise.agents.stream import FORMATS, AgentStream
 from forkwise.fork.candidate import judge
-from forkwise.fork.runner import RunEnd
+from forkwise.fork.run_end import RunEnd
 from forkwise.telemetry import ToolSpans
 
 STREAMS = Path(__file__).with_name("streams")

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from forkwise.agents.preset import load_agents
 from forkwise.chat.settings import load_settings
 from forkwise.cli import forkwise_command
-from forkwise.fork.agent_paths import AgentPaths
+from forkwise.fork.agent_paths.paths import AgentPaths
 from tests.acceptance import write_accepted
 from tests.cli.test_agents import home, install, read_record
 

@@ -30,7 +30,8 @@ from forkwise import (
 from forkwise.fork import runner
 from forkwise.fork.evaluators import tests as evaluation
 from forkwise.fork.fork import open_ledger
-from forkwise.fork.runner import Job, RunEnd
+from forkwise.fork.run_end import RunEnd
+from forkwise.fork.runner import Job
 from forkwise.linux import cgroup
 from forkwise.linux.cgroup import Cgroup
 from tests.fork.kill_at_point import becomes_so

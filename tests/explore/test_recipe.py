@@ -13,7 +13,7 @@ import pytest
 from forkwise import Branch, Confinement, LedgerError, Workspace
 from forkwise.explore.recipe import Allowance, Recipe
 from forkwise.files.store.changes import Commit
-from forkwise.fork.agent_paths import AgentPaths
+from forkwise.fork.agent_paths.paths import AgentPaths
 from forkwise.fork.fork import open_ledger
 
 

@@ -20,7 +20,7 @@ from forkwise.fork.candidate import (
     read_score,
     to_json_data,
 )
-from forkwise.fork.runner import RunEnd
+from forkwise.fork.run_end import RunEnd
 
 
 class _Callable:

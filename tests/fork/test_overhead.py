@@ -18,7 +18,8 @@ from forkwise import BestOfN, Runner, Tests, Workspace
 from forkwise.files.store import trash
 from forkwise.fork import execute
 from forkwise.fork.fork import open_ledger
-from forkwise.fork.runner import Job, RunEnd
+from forkwise.fork.run_end import RunEnd
+from forkwise.fork.runner import Job
 from forkwise.ledger.sqlite import SqliteLedger
 
 _COUNTED = ("open", "stat", "lstat", "scandir", "listdir", "readlink", "link", "mkdir", "unlink")

@@ -15,7 +15,8 @@ import pytest
 
 from forkwise import Branch, Confinement, InProcessRunner, Runner, SandboxRunner, Workspace
 from forkwise.fork import runner as sandboxed
-from forkwise.fork.runner import Job, RunEnd
+from forkwise.fork.run_end import RunEnd
+from forkwise.fork.runner import Job
 from forkwise.servers.server_file import Readiness, Server
 from tests.counts import rounds
 from tests.leftovers import children

@@ -25,7 +25,7 @@ from typing import Any
 from forkwise.agents.stream import FORMATS
 from forkwise.config.config_file import AGENTS, ConfigFile, format_ignored, read_user_config, read_workspace_config
 from forkwise.errors import AgentError, ConfigError
-from forkwise.fork.agent_paths import AgentPaths
+from forkwise.fork.agent_paths.paths import AgentPaths
 from forkwise.git.ignore_rules import is_litter_glob
 
 __all__ = ["Agent", "find_agent", "find_resume_argv", "list_widened", "load_agents"]

@@ -30,7 +30,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import make_exchange_directory, read_regular_file
 from forkwise.fork.candidate import error_as_data, judge
 from forkwise.fork.fault import find_fault
-from forkwise.fork.runner import Job, RunEnd, SandboxRunner
+from forkwise.fork.runner import Job, SandboxRunner
 from forkwise.linux import namespace
 from forkwise.linux.syscalls import CLONE_NEWNS, MNT_DETACH, MS_BIND, MS_PRIVATE, MS_REC, mount, umount2, unshare
 from forkwise.linux.trees import closing_fd, open_root, remove_tree
@@ -41,6 +41,7 @@ from forkwise.snapshot.packed_delta import PackedDelta
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
+    from forkwise.fork.run_end import RunEnd
     from forkwise.testing.report import TestReport
 
 __all__ = ["main"]

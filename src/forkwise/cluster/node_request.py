@@ -17,7 +17,7 @@ from forkwise.errors import NodeError
 from forkwise.linux.file_write import write_all
 
 if TYPE_CHECKING:
-    from forkwise.fork.agent_paths import AgentPaths
+    from forkwise.fork.agent_paths.paths import AgentPaths
     from forkwise.fork.evaluation import Evaluator
     from forkwise.git.ignore_rules import Ignore
     from forkwise.sandbox.confinement import Confinement

@@ -27,7 +27,8 @@ from forkwise.files.branch import Branch
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.commit_plan import find_conflicts
 from forkwise.fork.fault import Fault
-from forkwise.fork.runner import Ending, Job, RunEnd, Runner
+from forkwise.fork.run_end import Ending, RunEnd
+from forkwise.fork.runner import Job, Runner
 from forkwise.linux.process_id import ProcessId
 from forkwise.sandbox.confinement import Confinement
 from forkwise.snapshot.object_store import ObjectStore
@@ -38,7 +39,7 @@ from forkwise.text.redaction import add_secrets
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
-    from forkwise.fork.agent_paths import AgentPaths
+    from forkwise.fork.agent_paths.paths import AgentPaths
     from forkwise.servers.server_file import Server
 
 __all__ = ["RayRunner"]

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forkwise.errors import LedgerError, ProcessBranchError
-from forkwise.fork.agent_paths import AgentPaths
+from forkwise.fork.agent_paths.paths import AgentPaths
 from forkwise.fork.candidate import Candidate, OutputReader
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, scratch
 from forkwise.fork.execute import ProviderRules, SpendLimits
-from forkwise.fork.runner import Job, RunEnd, Runner, SandboxRunner
+from forkwise.fork.runner import Job, Runner, SandboxRunner
 from forkwise.git.ignore_rules import IgnoreRules
 from forkwise.sandbox.confinement import Confinement, Network
 from forkwise.sandbox.limits import Limits
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.changes import OnConflict
     from forkwise.files.workspace import Workspace
     from forkwise.fork.evaluators.tests import Tests
+    from forkwise.fork.run_end import RunEnd
     from forkwise.servers.server_file import Server
 
 __all__ = [

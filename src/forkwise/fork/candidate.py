@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import ForkResolvedError, ProcessBranchError
 from forkwise.fork.fault import Fault, find_fault
-from forkwise.fork.runner import find_success, is_pair, is_real
+from forkwise.fork.run_end import find_success, is_pair, is_real
 from forkwise.sandbox.process import signal_name
 from forkwise.text.clean import truncate_middle
 
 if TYPE_CHECKING:
-    from forkwise.fork.runner import Function, RunEnd
+    from forkwise.fork.run_end import RunEnd
+    from forkwise.fork.runner import Function
     from forkwise.telemetry import ToolSpans
 
 __all__ = [

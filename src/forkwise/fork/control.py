@@ -16,7 +16,7 @@ from forkwise.errors import BranchError, BranchNotFoundError, ForkResolvedError
 from forkwise.files.gc import Collected, collect
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.workspace import Workspace
-from forkwise.fork.agent_paths import take_logins
+from forkwise.fork.agent_paths.logins import take_logins
 from forkwise.fork.stored_fork import PATIENCE, StoredFork, is_scratch, reconcile
 from forkwise.ledger.disk_use import measure_disk_use
 from forkwise.ledger.sqlite import open_ledger

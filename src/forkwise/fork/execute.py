@@ -22,7 +22,7 @@ from forkwise.files.branch import Branch, Parent
 from forkwise.files.edits.edit_comparison import find_edits
 from forkwise.files.store.state import is_ordinary
 from forkwise.files.workspace import Workspace
-from forkwise.fork.agent_paths import take_logins
+from forkwise.fork.agent_paths.logins import take_logins
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file
 from forkwise.fork.candidate import Judgement, OutputReader, describe_error, judge, read_score, to_json_data
 from forkwise.fork.evaluation import keep_ignored, list_ignored

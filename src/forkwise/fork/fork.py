@@ -30,7 +30,7 @@ from forkwise.files.edits.edit_watch import EditWatch
 from forkwise.files.store import trash
 from forkwise.files.store.state import is_ordinary
 from forkwise.files.workspace import Workspace
-from forkwise.fork.agent_paths import conclude_agent_paths
+from forkwise.fork.agent_paths.sessions import conclude_agent_paths
 from forkwise.fork.attempt import Attempt, current_attempt
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.execute import (

@@ -31,7 +31,7 @@ from forkwise.files.shelf import ShelvedBranch, shelve
 from forkwise.files.store.branch_info import DataDirectories
 from forkwise.files.undo import commits_to_undo
 from forkwise.files.workspace import Workspace
-from forkwise.fork.agent_paths import conclude_agent_paths
+from forkwise.fork.agent_paths.sessions import conclude_agent_paths
 from forkwise.fork.retest import (
     MAX_ROUNDS,
     Retest,

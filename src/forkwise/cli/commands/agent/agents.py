@@ -190,7 +190,7 @@ def continue_session(name: str, directory: Path, output: Output) -> int:
     from forkwise.cli.commands.forks import open_workspace
     from forkwise.cli.private_mounts import open_inside
     from forkwise.explore.recipe import Recipe
-    from forkwise.fork.agent_paths import take_logins
+    from forkwise.fork.agent_paths.logins import take_logins
     from forkwise.fork.stored_fork import StoredFork
     from forkwise.sandbox.run import shell_in_branch
 
