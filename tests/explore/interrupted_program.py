@@ -26,7 +26,7 @@ from forkwise import (
     TreeOfThoughts,
     Workspace,
 )
-from forkwise.fork import resolve
+from forkwise.fork import land
 
 __all__ = ["PHASES"]
 
@@ -77,13 +77,13 @@ def holding_function(fifo: str) -> Any:
 
 
 def while_committing(fifo: str) -> Pattern:
-    commit_winner = resolve.commit_winner
+    commit_winner = land.commit_winner
 
     def commit(*arguments: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return commit_winner(*arguments, **options)
 
-    resolve.commit_winner = commit
+    land.commit_winner = commit
     return Speculate([good])
 
 

@@ -16,7 +16,7 @@ from forkwise.errors import CommitError, ForkwiseWarning
 from forkwise.files.combine import combine
 from forkwise.files.store.branch_info import DataDirectories
 from forkwise.files.undo import rewind_to
-from forkwise.fork.resolve import land
+from forkwise.fork.land import land
 from forkwise.live.backends.branch_overlay import BranchOverlay
 from forkwise.live.backends.local import LocalBackend
 

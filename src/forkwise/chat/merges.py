@@ -17,7 +17,7 @@ from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
 from forkwise.errors import BranchingError, CommitError
 from forkwise.fork.combine import commit_choice, line_up_attempts, prepare_choice
 from forkwise.fork.evaluators.tests import Tests
-from forkwise.fork.resolve import check_executables
+from forkwise.fork.land import check_executables
 from forkwise.fork.stored_fork import warn_if_unrecorded
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.diff.mirror import EditorDetector

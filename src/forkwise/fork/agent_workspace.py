@@ -39,7 +39,7 @@ from forkwise.errors import BranchNotFoundError, ForkwiseWarning, NamespaceError
 from forkwise.files.branch import Branch
 from forkwise.files.file_tree import FileTree
 from forkwise.files.workspace import Workspace
-from forkwise.fork.resolve import land
+from forkwise.fork.land import land
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.run import arun_in_branch, run_in_branch
 from forkwise.servers.data_branch import make_branch

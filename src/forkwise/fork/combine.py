@@ -18,7 +18,8 @@ from forkwise.errors import ForkResolvedError, LedgerError, RetestError
 from forkwise.files.combine import Combination, combine
 from forkwise.files.selection import AlignedPath, Choice, Selection, align_branches, build_selection
 from forkwise.files.workspace import Workspace
-from forkwise.fork.resolve import Landed, check_executables, conclude
+from forkwise.fork.land import Landed, check_executables
+from forkwise.fork.resolve import conclude
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.linux.process_id import ProcessId

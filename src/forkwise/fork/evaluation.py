@@ -20,9 +20,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forkwise.concurrency import finish, run_in_thread, try_call
+from forkwise.concurrency import finish, run_in_thread, run_sync, try_call
+from forkwise.errors import BranchingError, CommitError
 from forkwise.files.branch import Branch
-from forkwise.fork.candidate import describe_value, to_bool, to_score
+from forkwise.files.file_tree import FileTree
+from forkwise.fork.candidate import describe_error, describe_value, to_bool, to_score
 from forkwise.servers.data_branch import hold_data, record_data
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ __all__ = [
     "Evaluation",
     "Evaluator",
     "OwnScore",
+    "Retest",
     "SmallerDiff",
     "drop_ignored",
     "evaluator",
@@ -248,6 +251,61 @@ def _to_evaluation(value: Any) -> Evaluation:
     return Evaluation(scores, success is not False, _RETURNED_FALSE if success is False else None)
 
 
+class Retest:
+    """The tests that a winner has to pass again; ``loop`` runs them, by default a new event loop."""
+
+    def __init__(self, evaluator: Evaluator, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._evaluator = evaluator
+        self._loop = loop
+        self._task: asyncio.Task[Evaluation] | None = None
+        self._is_cancelled = False
+
+    def run(self, branch: Branch, replaced: Sequence[str]) -> Evaluation:
+        """Test a branch in which the paths ``replaced`` are those of its parent, and block until that is done."""
+        try:
+            return run_sync(self._test(branch, replaced), self._loop, alone=self._loop is None)
+        except asyncio.CancelledError:
+            raise CommitError(
+                f"{branch.branch_path} was not committed: its retest was cancelled", branch=branch.name
+            ) from None
+
+    def cancel(self) -> None:
+        """Cancel the tests, also those that start later. Called on the event loop that runs them."""
+        self._is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _test(self, branch: Branch, replaced: Sequence[str]) -> Evaluation:
+        self._task = asyncio.create_task(self._test_with(branch, replaced))
+        if self._is_cancelled:
+            self._task.cancel()
+        return await self._task
+
+    async def _test_with(self, branch: Branch, replaced: Sequence[str]) -> Evaluation:
+        try:
+            if not replaced:
+                return await self._evaluator.retest(branch)
+            async with scratch(branch) as test_branch:
+                await run_in_thread(_copy_from_parent, branch, test_branch, replaced)
+                return await self._evaluator.retest(test_branch)
+        except (BranchingError, OSError) as error:
+            raise CommitError(
+                f"{branch.branch_path} was not committed, nothing was changed: it could not be tested again: {error}",
+                branch=branch.name,
+            ) from error
+        except Exception as error:  # noqa: BLE001 - of a function that evaluates, such as a failed assertion
+            return Evaluation(success=False, reason=describe_error(error))
+
+
+def _copy_from_parent(branch: Branch, test_branch: Branch, paths: Sequence[str]) -> None:
+    """Replace ``paths`` with the versions of the branch's parent."""
+    parent, apparent_root = branch.parent, os.fspath(branch.workspace.path)
+    directory = parent.path if isinstance(parent, Branch) else parent.workspace.path
+    theirs, ours = (FileTree(os.fspath(path), apparent_root) for path in (directory, test_branch.path))
+    for path in paths:
+        ours.copy_from(theirs, path)
+
+
 _keeps_ignored: ContextVar[bool] = ContextVar("forkwise_keeps_ignored", default=False)
 
 
@@ -298,8 +356,6 @@ def drop_ignored(scratch_branch: Branch) -> list[str]:
         return []
     paths = list_ignored(scratch_branch.parent)
     if paths and not scratch_branch.put_back(paths):
-        from forkwise.files.file_tree import FileTree  # noqa: PLC0415 - few views need it
-
         root = os.fspath(scratch_branch.workspace.path)
         base, ours = FileTree(root, root), FileTree(os.fspath(scratch_branch.path), root)
         for path in paths:

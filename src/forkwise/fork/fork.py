@@ -33,6 +33,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_paths.sessions import conclude_agent_paths
 from forkwise.fork.attempt import Attempt, current_attempt
 from forkwise.fork.candidate import Candidate, abandon_reason
+from forkwise.fork.evaluation import Evaluator, Retest
 from forkwise.fork.execute import (
     Preparation,
     ProviderLimit,
@@ -54,9 +55,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Parent
     from forkwise.files.shelf import ShelvedBranch
     from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
-    from forkwise.fork.evaluation import Evaluator
-    from forkwise.fork.resolve import Landed
-    from forkwise.fork.retest import Retest
+    from forkwise.fork.land import Landed
     from forkwise.git.ignore_rules import Ignore
     from forkwise.ledger.change_watch import ChangeWatch
     from forkwise.ledger.ledger import Ledger
@@ -578,8 +577,7 @@ class Fork:
             return
         if self._is_decided_elsewhere or _is_decided(self):
             return
-        from forkwise.fork.resolve import decide_conflicts  # noqa: PLC0415 - only the end of an attempt needs it
-        from forkwise.fork.retest import prepare_commit  # noqa: PLC0415 - only the end of an attempt needs it
+        from forkwise.fork.land import decide_conflicts, prepare_commit  # noqa: PLC0415 - needed only at the end
 
         on_conflict, merges = self.settings.on_conflict, True
         if self.settings.policy is not None:
@@ -607,8 +605,6 @@ class Fork:
         tests = self.settings.retest
         if tests is None or not tests.has_tests:
             return None
-        from forkwise.fork.retest import Retest  # noqa: PLC0415 - only the end of an attempt needs it
-
         return Retest(tests, asyncio.get_running_loop())
 
     async def reject(self, attempt: Attempt, error: RetestError) -> None:
@@ -663,7 +659,7 @@ class Fork:
                 await run_in_thread(lambda: parent.path)
 
     def _commit(self, branch: Branch, retest: Retest | None) -> Commit:
-        from forkwise.fork.resolve import commit_winner, land  # noqa: PLC0415 - only the end of an attempt needs it
+        from forkwise.fork.land import commit_winner, land  # noqa: PLC0415 - only the end of an attempt needs it
 
         allow = self.settings.allow_executable_config
         with conclude_agent_paths(branch):

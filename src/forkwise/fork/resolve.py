@@ -7,213 +7,47 @@ committed, and ``commit_resolved`` finishes it. To allow an override, losers are
 from __future__ import annotations
 
 import os
-import secrets
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import (
     BranchingError,
     BranchNotFoundError,
-    BranchStaleError,
     CommitError,
-    ConflictError,
     ForkResolvedError,
     ForkwiseWarning,
     LedgerError,
     RetestError,
 )
-from forkwise.files.file_tree import FileTree
 from forkwise.files.rebase import compare_with_parent
 from forkwise.files.shelf import ShelvedBranch, shelve
-from forkwise.files.store.branch_info import DataDirectories
 from forkwise.files.undo import commits_to_undo
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_paths.sessions import conclude_agent_paths
-from forkwise.fork.retest import (
-    MAX_ROUNDS,
-    Retest,
-    build_busy_error,
-    commit_retested,
-    prepare_commit,
-    rebase_over_reverted,
-    require_accepted,
-)
+from forkwise.fork.evaluation import Retest
+from forkwise.fork.land import Landed, check_executables, commit_winner, land, rebase_over_reverted
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error, reconcile, warn_if_unrecorded
-from forkwise.git.executable_config import check_executable_config
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
-    from forkwise.files.store.changes import Commit, Conflict, ConflictPolicy, OnConflict
+    from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
     from forkwise.fork.attempt import Attempt
     from forkwise.fork.evaluation import Evaluator
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord
 
 __all__ = [
-    "Landed",
-    "check_executables",
     "commit_resolved",
-    "commit_winner",
     "conclude",
-    "decide_conflicts",
-    "land",
     "pick",
     "replace_winner",
     "shelve_losers",
     "unshelve_loser",
 ]
-
-
-def check_executables(branch: Branch, allow_executable_config: bool | None = None) -> None:
-    """Raise ExecutableConfigError if committing the branch would, for callers that must know before they decide.
-
-    ``allow_executable_config`` is that of the commit.
-    """
-    allow = branch.workspace.allow_executable_config if allow_executable_config is None else allow_executable_config
-    is_checked = not allow and branch.parent is branch.workspace and not branch.view_kind.native
-    if is_checked and branch.is_confined:
-        check_executable_config(branch, dict(branch.delta().executable_config))
-
-
-def commit_winner(
-    branch: Branch,
-    on_conflict: OnConflict,
-    *,
-    trust: bool = False,
-    retest: Retest | None = None,
-    allow_executable_config: bool | None = None,
-) -> Commit:
-    """Commit a branch, after rebasing it if its parent has newer commits.
-
-    A path that both sides changed is a conflict: ConflictError unless ``on_conflict`` decides. The branch then holds
-    both changes if they could be merged as text, otherwise its own. With ``retest``, a branch whose parent changed is
-    tested again: RetestError if it fails.
-    """
-    if retest is not None and not branch.view_kind.native:
-        return commit_retested(
-            branch, on_conflict, retest, trust=trust, allow_executable_config=allow_executable_config
-        )
-    while True:
-        try:
-            return branch.commit(on_conflict=on_conflict, trust=trust, allow_executable_config=allow_executable_config)
-        except BranchStaleError:
-            if branch.view_kind.native:
-                raise
-            done = branch.rebase()
-        require_accepted(branch, done, on_conflict)
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """A committed winner, with the conflicts that were decided.
-
-    ``kept`` is the branch with the winner's versions of the conflicting paths, if the parent's versions were used.
-    """
-
-    commit: Commit
-    conflicts: tuple[Conflict, ...] = ()
-    kept: Branch | None = None
-
-
-def land(
-    branch: Branch,
-    policy: ConflictPolicy = "keep_newer",
-    *,
-    retest: Retest | None = None,
-    allow_executable_config: bool | None = None,
-) -> Landed:
-    """Commit a branch atomically; ``policy`` decides every conflict, and neither version is lost.
-
-    Versions that the winner replaces are in the commit's undo record. If the parent's versions are used, the winner's
-    are kept in a branch of the workspace, which the user can inspect, commit or abort. With ``retest``, a branch whose
-    parent changed is tested again: RetestError if it fails.
-    """
-    if retest is not None and not branch.view_kind.native:
-        return _land_retested(branch, policy, retest, allow_executable_config)
-    while True:
-        try:
-            try:
-                return Landed(branch.commit(allow_executable_config=allow_executable_config))
-            except BranchStaleError:
-                raise
-            except ConflictError as error:
-                return _land_with_conflicts(branch, policy, error.conflicts, allow_executable_config)
-        except BranchStaleError:
-            if branch.view_kind.native:
-                raise
-            branch.rebase(merge=False)
-
-
-def decide_conflicts(policy: ConflictPolicy) -> OnConflict:
-    """Return the ``on_conflict`` of a commit that decides conflicts as a policy says."""
-    return "ours" if policy == "last_write_wins" else "theirs"
-
-
-def _land_retested(branch: Branch, policy: ConflictPolicy, retest: Retest, allow: bool | None) -> Landed:
-    on_conflict = decide_conflicts(policy)
-    for _ in range(MAX_ROUNDS):
-        prepare_commit(branch, on_conflict, retest, merges=False)
-        left = [c.path for c in compare_with_parent(branch).unresolved if c.kind != "metadata"]
-        kept = _keep_versions(branch, left) if on_conflict == "theirs" else None
-        try:
-            commit = branch.commit(on_conflict=on_conflict, rebased=True, allow_executable_config=allow)
-            return Landed(commit, commit.conflicts, kept)
-        except BaseException as error:
-            if kept is not None:
-                kept.abort()
-            if not isinstance(error, ConflictError):  # a ConflictError means that the parent changed after the test
-                raise
-    raise build_busy_error(branch)
-
-
-def _land_with_conflicts(
-    branch: Branch, policy: ConflictPolicy, conflicts: Sequence[Conflict], allow: bool | None
-) -> Landed:
-    if policy == "last_write_wins":
-        commit = branch.commit(on_conflict="ours", allow_executable_config=allow)
-        return Landed(commit, commit.conflicts)
-    kept = _keep_versions(branch, [c.path for c in conflicts if c.kind != "metadata"])
-    try:
-        commit = branch.commit(on_conflict="theirs", allow_executable_config=allow)
-    except BaseException:
-        if kept is not None:
-            kept.abort()
-        raise
-    return Landed(commit, commit.conflicts, kept)
-
-
-def _keep_versions(branch: Branch, paths: Sequence[str]) -> Branch | None:
-    data = branch.data_directories if not branch.view_kind.native else DataDirectories()
-    mixed = [] if branch.view_kind.whole else [path for path in paths if path in data.whole]
-    if mixed:
-        # A layer has only the files that the branch changed, and the parent has changed others of the same database.
-        warnings.warn(
-            f"{branch.branch_path}: its version of the database {', '.join(mixed)} was dropped, because the parent's "
-            "was changed since the fork: the parent's is kept",
-            ForkwiseWarning,
-            stacklevel=4,
-        )
-        paths = [path for path in paths if path not in mixed]
-    if not paths:
-        return None
-    kept = branch.workspace.branch(f"{branch.name[:150]}-conflicts-{secrets.token_hex(2)}", None, None)
-    try:
-        if branch.is_confined:
-            kept.mark_confined()
-        if data != DataDirectories():
-            kept.set_data_directories(data)
-        ours, theirs = (FileTree(os.fspath(b.path), os.fspath(b.workspace.path)) for b in (branch, kept))
-        for path in paths:
-            theirs.copy_from(ours, path)
-        return kept.keep()
-    except BaseException:
-        kept.abort()
-        raise
 
 
 def pick(

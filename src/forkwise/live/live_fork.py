@@ -42,8 +42,9 @@ from forkwise.fork.agent_workspace import AgentFiles
 from forkwise.fork.candidate import Candidate
 from forkwise.fork.evaluators.tests import Tests
 from forkwise.fork.fork import Fork, ForkSettings, parent_of, require_revocable
+from forkwise.fork.land import check_executables
 from forkwise.fork.memory_fork import MemoryFork
-from forkwise.fork.resolve import check_executables, replace_winner, unshelve_loser
+from forkwise.fork.resolve import replace_winner, unshelve_loser
 from forkwise.fork.runner import InProcessRunner
 from forkwise.linux import fds
 from forkwise.live.backends.backend import Backend

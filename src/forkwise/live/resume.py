@@ -16,7 +16,8 @@ from forkwise.conversation.store import StoredConversation
 from forkwise.errors import ForkNotFoundError, ForkResolvedError, LedgerError
 from forkwise.files.workspace import Workspace
 from forkwise.fork.control import abort_fork
-from forkwise.fork.resolve import Landed, commit_resolved
+from forkwise.fork.land import Landed
+from forkwise.fork.resolve import commit_resolved
 from forkwise.fork.stored_fork import StoredFork
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import ForkRecord

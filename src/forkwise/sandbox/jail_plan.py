@@ -38,7 +38,6 @@ from forkwise.files.views.overlay import (
     reserve_private_mount,
     set_private_owner,
 )
-from forkwise.files.workspace import Workspace
 from forkwise.linux import namespace
 from forkwise.linux.landlock import abi, usual_devices
 from forkwise.linux.mountinfo import find_entry, parse_mountinfo
@@ -50,6 +49,7 @@ from forkwise.sandbox.mounts import HOME_VIEW, Mount
 
 if TYPE_CHECKING:
     from forkwise.files.store.view import DetachedMount
+    from forkwise.files.workspace import Workspace
     from forkwise.sandbox.confinement import Confinement
     from forkwise.sandbox.process import SandboxProcess
 
@@ -480,7 +480,7 @@ def reserved(branch: Branch | Workspace) -> Iterator[PrivateMount]:
     Raise BranchError if another sandbox has it mounted, or is about to: only one may at a time. The reservation is
     dropped at the end of the block unless ``PrivateMount.set_sandbox`` was called.
     """
-    if isinstance(branch, Workspace) or not is_private(branch):
+    if not isinstance(branch, Branch) or not is_private(branch):
         mount = PrivateMount(None, os.fspath(branch.path))
         try:
             yield mount

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from forkwise.errors import ServerError
 from forkwise.files.branch import Branch
 from forkwise.files.store.branch_info import DataDirectories
-from forkwise.files.workspace import Workspace
 from forkwise.linux import fds
 from forkwise.linux.directory_user import find_directory_user, find_postgres, list_directory_users
 from forkwise.servers.server_file import find_data_directories
@@ -56,7 +55,7 @@ def hold_data(parent: Parent) -> Iterator[DataDirectories]:
     root = parent.workspace.path
     data = find_data_directories(root)
     directories = (*data.whole, *data.dropped)
-    view = parent.child_view().name if directories and isinstance(parent, Workspace) else ""
+    view = parent.child_view().name if directories and not isinstance(parent, Branch) else ""
     if view not in (*_SNAPSHOTS, *_PAUSED):
         yield data
         return

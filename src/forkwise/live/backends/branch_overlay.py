@@ -27,7 +27,7 @@ from forkwise.files.file_tree import FileTree
 from forkwise.files.store.changes import Change, Commit, ConflictPolicy
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
-from forkwise.fork.resolve import Landed, land
+from forkwise.fork.land import Landed, land
 from forkwise.live.backends.backend import Backend, ExecuteResponse, FileInfo
 from forkwise.live.backends.foreign import ForeignBackend, adapt_backend, find_directory
 from forkwise.live.backends.local import DiskBackend
