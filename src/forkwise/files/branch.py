@@ -704,7 +704,7 @@ class Branch(Parent):
         Returns the delta. ``keep`` and the end of an attempt call this too. The cost depends on the size of the
         changes.
         """
-        from forkwise.files.old_versions import record_bases  # noqa: PLC0415 - loaded on use
+        from forkwise.files.versions import record_bases  # noqa: PLC0415 - loaded on use
 
         return record_bases(self)
 

@@ -27,7 +27,6 @@ from forkwise.text.diff import LIMIT, FileDiff, FileVersion, is_text, unified
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch, Parent
-    from forkwise.files.store.changes import Delta
     from forkwise.files.store.journal import JournalStep, Run
     from forkwise.files.store.scan import Entry, Scan
     from forkwise.files.workspace import Workspace
@@ -40,7 +39,6 @@ __all__ = [
     "find_merge_base",
     "mode_at_fork",
     "note_deleted",
-    "record_bases",
     "record_scanned_bases",
     "slot_of",
     "step_on",
@@ -51,21 +49,12 @@ _LARGEST_BASE = 1 << 20
 _EXISTED = ".existed"  # next to the base of a path, or without one: the parent had an entry there
 
 
-def record_bases(branch: Branch) -> Delta:
-    """Record the parent's content of the text files that a branch changed; return the branch's delta.
-
-    A version that is not older than the fork is left out. The cost depends on the size of the changes.
-    """
-    with branch._lock():
-        scan = branch._scan_kept(None)
-        record_scanned_bases(branch, scan)
-        from forkwise.files.versions import read_repositories  # noqa: PLC0415 - that imports this module
-
-        return scan.delta(repository=read_repositories(branch, scan))
-
-
 def record_scanned_bases(branch: Branch, scan: Scan) -> None:
-    """Do what ``record_bases`` does, with an existing scan of the branch. Called under the lock."""
+    """Record the parent's content of the text files that a branch changed, from a scan of the branch.
+
+    A version that is not older than the fork is left out. The cost depends on the size of the changes. Called under the
+    lock.
+    """
     if branch._commits_into_layer:  # in a branch nothing but commits changes files, and those have records
         return
     forked = BranchInfo.load(branch.home).forked_at_earliest

@@ -45,6 +45,7 @@ __all__ = [
     "list_ignored_tops",
     "read_changes",
     "read_repositories",
+    "record_bases",
 ]
 
 
@@ -181,6 +182,14 @@ def read_changes(branch: Branch, *, listed: int, files: int, size: int, file_siz
                     found.append(FileDiff(entry.path, old, new))
     unlisted = len(scan.entries) + len(touched) - len(first.entries) - len(first.touched)
     return ChangedFiles(delta, sorted(found, key=lambda change: change.path), unlisted, total)
+
+
+def record_bases(branch: Branch) -> Delta:
+    """Do what ``record_scanned_bases`` does, and return the branch's delta."""
+    with branch._lock():
+        scan = branch._scan_kept(None)
+        record_scanned_bases(branch, scan)
+        return scan.delta(repository=read_repositories(branch, scan))
 
 
 def _read(fd: int, name: str) -> bytes:

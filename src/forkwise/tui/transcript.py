@@ -7,9 +7,7 @@ to the top mounts the ones before.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -17,61 +15,19 @@ from textual.containers import VerticalScroll
 from textual.widget import MountError
 from textual.widgets import Static
 
-from forkwise.tui.tool_call import CallText, format_call, format_result
+from forkwise.tui.tool_call import CallText
+from forkwise.tui.transcript_entry import TranscriptEntry, strip_markdown
 
 if TYPE_CHECKING:
-    from forkwise.tui.transcript_entry import EntryView
+    from forkwise.tui.entry_view import EntryView
 
-__all__ = ["Transcript", "TranscriptEntry", "build_entry", "strip_markdown"]
+__all__ = ["Transcript"]
 
 _MOUNTED = 24  # entries that are mounted at first; twice as many are mounted at most while the end is in view
 _LONGEST_PARAGRAPH = 2000  # characters
 _PREVIEWED = 30
 _REST = 4  # pause after a drawing, as a multiple of its duration
 _APART = ("user", "text", "tool")  # kinds with an empty line before them
-_PREFIX = {"user": "> ", "tool": "tool: ", "result": "  ", "note": "· ", "error": "✗ "}
-_MARKUP = re.compile(r"\*\*|`+(?:\w+$)?|^#{1,6} ", re.MULTILINE)
-
-
-@dataclass(slots=True)
-class TranscriptEntry:
-    """One message, thought, tool call, result or note.
-
-    ``kind`` is ``user``, ``text``, ``thought``, ``tool``, ``result``, ``note`` or ``error``. The last entry grows while
-    it is streamed. ``call`` is the tool call of a ``tool`` entry.
-    """
-
-    kind: str
-    text: str
-    call: CallText = field(default_factory=lambda: CallText(""))
-
-    @property
-    def plain(self) -> str:
-        """The entry as plain text, with the prefix of its kind."""
-        prefix = _PREFIX.get(self.kind, "")
-        return prefix + self.text.rstrip("\n").replace("\n", "\n" + " " * len(prefix))
-
-
-def build_entry(speaker: str, text: str, tool: str = "") -> TranscriptEntry:
-    """Build the entry of a stored message.
-
-    ``speaker`` is ``user``, ``agent``, ``call`` or ``result``; ``tool`` is the tool that was called.
-    """
-    if speaker == "call":
-        call = format_call(tool, text)
-        return TranscriptEntry("tool", call.title, call)
-    if speaker == "result":
-        return TranscriptEntry("result", format_result(text))
-    return TranscriptEntry("user" if speaker == "user" else "text", text)
-
-
-def strip_markdown(text: str) -> str:
-    """Remove the marks of headings, bold text and code, for a preview in one line.
-
-    >>> strip_markdown("## Done: `get` is **fast**")
-    'Done: get is fast'
-    """
-    return _MARKUP.sub("", text)
 
 
 class Transcript(VerticalScroll):
@@ -227,7 +183,7 @@ class Transcript(VerticalScroll):
 
     async def _update_views(self) -> None:
         """Remove widgets of entries that are not shown any more, update the last one, mount those of new entries."""
-        from forkwise.tui.transcript_entry import build_view  # late: Markdown would delay the first frame
+        from forkwise.tui.entry_view import build_view  # late: Markdown would delay the first frame
 
         wanted = self._entries[self._first :]
         known = {id(entry) for entry in wanted}

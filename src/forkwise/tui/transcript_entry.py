@@ -1,104 +1,54 @@
-"""Widgets of a transcript: Markdown for the agent's messages, plain text and code blocks for all else.
-
-They are in a module of their own because Textual's Markdown takes long to import: the transcript imports them with the
-first entry, after the first frame.
-"""
+"""Entries of a transcript, as values: messages, thoughts, tool calls, results and notes."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TypeAlias
+import re
+from dataclasses import dataclass, field
 
-from markdown_it import MarkdownIt
-from textual.content import Content
-from textual.highlight import highlight
-from textual.widget import MountError
-from textual.widgets import Markdown, Static
-from textual.widgets.markdown import MarkdownBlock, MarkdownFence
+from forkwise.tui.tool_call import CallText, format_call, format_result
 
-from forkwise.display.output import printable
-from forkwise.tui.transcript import TranscriptEntry
+__all__ = ["TranscriptEntry", "build_entry", "strip_markdown"]
 
-__all__ = ["EntryView", "MarkdownEntry", "PlainEntry", "build_view"]
-
-_MOST_CHARACTERS = 20_000  # of a plain entry, such as a pasted file
-_PREFIX = {"user": "> ", "note": "· ", "error": "✗ "}
+_PREFIX = {"user": "> ", "tool": "tool: ", "result": "  ", "note": "· ", "error": "✗ "}
+_MARKUP = re.compile(r"\*\*|`+(?:\w+$)?|^#{1,6} ", re.MULTILINE)
 
 
-class CodeFence(MarkdownFence):
-    """A code block. One that names no language is plain text: to guess it, Pygments would load all of its lexers."""
+@dataclass(slots=True)
+class TranscriptEntry:
+    """One message, thought, tool call, result or note.
 
-    @classmethod
-    def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
-        """Highlight ``code``."""
-        return super().highlight(code, language or "text", ansi, dark)
-
-
-class MarkdownEntry(Markdown):
-    """A message of the agent.
-
-    It is mounted empty and filled by ``catch_up``: after an initial text, Textual parses the next appended lines
-    without the block that they belong to.
+    ``kind`` is ``user``, ``text``, ``thought``, ``tool``, ``result``, ``note`` or ``error``. The last entry grows while
+    it is streamed. ``call`` is the tool call of a ``tool`` entry.
     """
 
-    def __init__(self, entry: TranscriptEntry) -> None:
-        # Textual omits HTML, and a click on a link opens a browser: show both as plain text.
-        super().__init__(parser_factory=_build_parser, open_links=False)
-        self.entry = entry
-        self._length = 0
+    kind: str
+    text: str
+    call: CallText = field(default_factory=lambda: CallText(""))
 
-    def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
-        """Return the widget class of a kind of block."""
-        return CodeFence if block_name in ("fence", "code_block") else super().get_block_class(block_name)
-
-    async def catch_up(self) -> None:
-        """Show the text that was streamed since."""
-        piece = self.entry.text[self._length :]
-        if piece:
-            self._length += len(piece)
-            with suppress(MountError):  # the widget was removed or the screen closed during the drawing
-                await self.append(_clean(piece))
+    @property
+    def plain(self) -> str:
+        """The entry as plain text, with the prefix of its kind."""
+        prefix = _PREFIX.get(self.kind, "")
+        return prefix + self.text.rstrip("\n").replace("\n", "\n" + " " * len(prefix))
 
 
-class PlainEntry(Static):
-    """Any other entry: literal text, or a tool call with its code."""
+def build_entry(speaker: str, text: str, tool: str = "") -> TranscriptEntry:
+    """Build the entry of a stored message.
 
-    def __init__(self, entry: TranscriptEntry) -> None:
-        super().__init__(_build_content(entry), classes=entry.kind)
-        self.entry = entry
-        self._length = len(entry.text)
-
-    async def catch_up(self) -> None:
-        """Show the text that was streamed since."""
-        if len(self.entry.text) != self._length:
-            self._length = len(self.entry.text)
-            self.update(_build_content(self.entry))
+    ``speaker`` is ``user``, ``agent``, ``call`` or ``result``; ``tool`` is the tool that was called.
+    """
+    if speaker == "call":
+        call = format_call(tool, text)
+        return TranscriptEntry("tool", call.title, call)
+    if speaker == "result":
+        return TranscriptEntry("result", format_result(text))
+    return TranscriptEntry("user" if speaker == "user" else "text", text)
 
 
-EntryView: TypeAlias = MarkdownEntry | PlainEntry
+def strip_markdown(text: str) -> str:
+    """Remove the marks of headings, bold text and code, for a preview in one line.
 
-
-def build_view(entry: TranscriptEntry) -> EntryView:
-    """Build the widget of an entry."""
-    return MarkdownEntry(entry) if entry.kind == "text" else PlainEntry(entry)
-
-
-def _build_parser() -> MarkdownIt:
-    return MarkdownIt("gfm-like", {"html": False})
-
-
-def _build_content(entry: TranscriptEntry) -> Content:
-    if entry.kind == "tool":
-        title = Content.styled(_clean(f"tool: {entry.text}"), "bold")
-        code = entry.call.code
-        return Content.assemble(title, "\n", highlight(_clean(code), language=entry.call.language)) if code else title
-    text = _clean(entry.text.strip("\n"))
-    if len(text) > _MOST_CHARACTERS:
-        half = _MOST_CHARACTERS // 2
-        text = f"{text[:half]}\n… {len(text) - 2 * half:,} characters are not shown …\n{text[-half:]}"
-    prefix = _PREFIX.get(entry.kind, "")
-    return Content(prefix + text.replace("\n", "\n" + " " * len(prefix)))
-
-
-def _clean(text: str) -> str:
-    return printable(text.replace("\r\n", "\n").expandtabs(4), keep="\n")
+    >>> strip_markdown("## Done: `get` is **fast**")
+    'Done: get is fast'
+    """
+    return _MARKUP.sub("", text)

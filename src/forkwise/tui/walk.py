@@ -39,7 +39,8 @@ from forkwise.display.output import printable
 from forkwise.errors import BranchingError, ConversationError
 from forkwise.tui.diff_view import DiffScreen
 from forkwise.tui.tool_call import format_call
-from forkwise.tui.transcript import Transcript, TranscriptEntry, build_entry, strip_markdown
+from forkwise.tui.transcript import Transcript
+from forkwise.tui.transcript_entry import TranscriptEntry, build_entry, strip_markdown
 from forkwise.tui.widgets import InputScreen, QuestionScreen, TextLine
 
 __all__ = [

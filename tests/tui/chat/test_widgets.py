@@ -13,8 +13,9 @@ from forkwise.chat.events import BranchChanged, BranchText, TextDelta, ToolCalle
 from forkwise.tui.chat.panels import Stage
 from forkwise.tui.chat.prompt import Prompt
 from forkwise.tui.chat.screen import show_event
-from forkwise.tui.transcript import Transcript, TranscriptEntry
-from forkwise.tui.transcript_entry import MarkdownEntry, PlainEntry
+from forkwise.tui.entry_view import MarkdownEntry, PlainEntry
+from forkwise.tui.transcript import Transcript
+from forkwise.tui.transcript_entry import TranscriptEntry
 from tests.tui.chat.chat_pilot import until
 from tests.tui.pilot import Scene, play
 

@@ -57,7 +57,7 @@ from forkwise.tui.chat.screen_commands import find_opener
 from forkwise.tui.decide import ask_about_executables
 from forkwise.tui.diff_view import DiffScreen
 from forkwise.tui.tool_call import format_call, format_result
-from forkwise.tui.transcript import build_entry
+from forkwise.tui.transcript_entry import build_entry
 from forkwise.tui.widgets import PageScreen, QuestionScreen
 
 if TYPE_CHECKING:

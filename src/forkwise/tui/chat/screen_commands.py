@@ -18,7 +18,7 @@ from forkwise.tui.chat.approval import TYPED, AcceptanceScreen
 from forkwise.tui.chat.pickers import NWAY, DiffPicker, ForkPicker, MergePicker, MergeRow
 from forkwise.tui.decide import PreviewScreen, ask_about_executables
 from forkwise.tui.diff_view import DiffScreen, NwayScreen
-from forkwise.tui.transcript import strip_markdown
+from forkwise.tui.transcript_entry import strip_markdown
 from forkwise.tui.widgets import ChoiceScreen
 
 if TYPE_CHECKING:
