@@ -30,6 +30,7 @@ __all__ = [
     "copy_entry",
     "copy_layer",
     "copy_tree",
+    "find_btrfs_id",
     "join",
     "list_extents",
     "mount_id",
@@ -151,6 +152,18 @@ SUBVOLUME_INODE = 256
 _SUBVOL_GETFLAGS = 0x80089419
 _SUBVOL_SETFLAGS = 0x4008941A
 _SUBVOL_READ_ONLY = 1 << 1
+_BTRFS_INFO = 0x8400941F
+
+
+def find_btrfs_id(path: str) -> bytes | None:
+    """Return the id of the btrfs filesystem of a directory; None if it is not on btrfs."""
+    with closing_fd(os.open(path, _DIRECTORY | os.O_CLOEXEC)) as fd:
+        info = bytearray(1024)
+        try:
+            fcntl.ioctl(fd, _BTRFS_INFO, info)
+        except OSError:
+            return None
+    return bytes(info[16:32])
 
 
 def set_read_only(subvolume: int, read_only: bool) -> None:

@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
 from forkwise.errors import BranchError, MountError
+from forkwise.files.store.overlayfs import copy_directory_metadata
 from forkwise.files.store.view import Refusal, Site
 from forkwise.files.views import view_named
-from forkwise.files.views.overlay import copy_directory_metadata
 from forkwise.linux import namespace
 from forkwise.linux.mountinfo import is_mount_point
 from forkwise.linux.overlay_workdir import make_removable

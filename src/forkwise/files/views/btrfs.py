@@ -17,13 +17,12 @@ from typing import ClassVar
 from forkwise.errors import BranchError, MountError
 from forkwise.files.store.view import Base, Refusal, Site
 from forkwise.files.views.whole import WholeView, layer_of, state_refusal
-from forkwise.linux.trees import SUBVOLUME_INODE, open_beneath, remove_tree, set_read_only
+from forkwise.linux.trees import SUBVOLUME_INODE, find_btrfs_id, open_beneath, remove_tree, set_read_only
 
-__all__ = ["BtrfsView", "SnapshotBase", "filesystem_id", "is_subvolume"]
+__all__ = ["BtrfsView", "SnapshotBase", "is_subvolume"]
 
 _SNAP_DESTROY = 0x5000940F
 _SNAP_CREATE_V2 = 0x50009417
-_FS_INFO = 0x8400941F
 _READ_ONLY = 1 << 1
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
@@ -38,7 +37,7 @@ class BtrfsView(WholeView):
         refused = state_refusal(site)
         if refused is not None:
             return refused
-        found = filesystem_id(site.workspace)
+        found = find_btrfs_id(site.workspace)
         if found is None:
             return Refusal(f"{site.workspace} is not on btrfs", "move it to btrfs, or use another view")
         if not is_subvolume(site.workspace):
@@ -46,7 +45,7 @@ class BtrfsView(WholeView):
                 f"{site.workspace} is a directory, not a btrfs subvolume",
                 "make it one (btrfs subvolume create, then cp -a --reflink), or use the reflink view",
             )
-        if filesystem_id(site.state) != found:
+        if find_btrfs_id(site.state) != found:
             return Refusal(
                 f"{site.state} is not on the btrfs filesystem of {site.workspace}, and a snapshot cannot leave it",
                 "choose a state directory on the same btrfs filesystem",
@@ -110,20 +109,9 @@ class SnapshotBase(Base):
         return 0 if found is None else found[0]  # a snapshot has the inode numbers of its source
 
 
-def filesystem_id(path: str) -> bytes | None:
-    """Return the id of the btrfs filesystem of a directory; None if it is not on btrfs."""
-    with _directory(path) as fd:
-        info = bytearray(1024)
-        try:
-            fcntl.ioctl(fd, _FS_INFO, info)
-        except OSError:
-            return None
-    return bytes(info[16:32])
-
-
 def is_subvolume(path: str) -> bool:
     """Return whether a directory is the root of a btrfs subvolume."""
-    return os.stat(path).st_ino == SUBVOLUME_INODE and filesystem_id(path) is not None
+    return os.stat(path).st_ino == SUBVOLUME_INODE and find_btrfs_id(path) is not None
 
 
 @contextmanager

@@ -25,9 +25,8 @@ from functools import cache, partial
 from typing import Any, ClassVar
 
 from forkwise.errors import BranchError, MountError
-from forkwise.files.store.overlayfs import FUSE_MARKS
+from forkwise.files.store.overlayfs import FUSE_MARKS, copy_directory_metadata, put_back_in_layer
 from forkwise.files.store.view import DetachedMount, Refusal, Site, View
-from forkwise.files.views.overlay import copy_directory_metadata, put_back_in_layer
 from forkwise.files.views.whole import state_refusal
 from forkwise.linux import fds
 from forkwise.linux.mountinfo import is_mount_point, mounts, parse_mountinfo, remount_flags

@@ -12,28 +12,25 @@ import json
 import os
 import re
 import secrets
-import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from forkwise.errors import BranchError, MountError
 from forkwise.files.store import trash
-from forkwise.files.store.overlayfs import Lower, is_of_user, mark_opaque
+from forkwise.files.store.overlayfs import copy_directory_metadata, put_back_in_layer
 from forkwise.files.store.view import DetachedMount, Refusal, Site, View
 from forkwise.linux import namespace
 from forkwise.linux.overlay_workdir import make_removable
 from forkwise.linux.process_id import ProcessId
 from forkwise.linux.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, umount2
-from forkwise.linux.trees import NOT_THERE, closing_fd, copy_entry, join, open_directory, open_root, remove_tree
+from forkwise.linux.trees import closing_fd, open_root, remove_tree
 
 __all__ = [
     "OPTIONS",
     "OverlayView",
     "clear_volatile_mark",
-    "copy_directory_metadata",
     "is_private_elsewhere",
-    "put_back_in_layer",
     "release_private_mount",
     "reserve_private_mount",
     "set_private_owner",
@@ -240,102 +237,6 @@ def _lock_probe(home: str, *, needs_lock: bool) -> int | None:
             return fd
     os.close(fd)
     return None
-
-
-def copy_directory_metadata(layer: str, parent: str) -> None:
-    """Copy the parent's metadata to a new layer's root directory, which is the root of the view."""
-    above = os.stat(parent)
-    wanted = [a for a in os.listxattr(parent) if is_of_user(a)]
-    for attribute in wanted:
-        os.setxattr(layer, attribute, os.getxattr(parent, attribute))
-    for attribute in os.listxattr(layer):
-        if is_of_user(attribute) and attribute not in wanted:
-            os.removexattr(layer, attribute)  # the parent had it when the layer was created
-    if os.geteuid() == 0 and (above.st_uid or above.st_gid):
-        os.chown(layer, above.st_uid, above.st_gid)
-    os.chmod(layer, stat.S_IMODE(above.st_mode))
-    os.utime(layer, ns=(above.st_atime_ns, above.st_mtime_ns))
-
-
-def put_back_in_layer(home: str, lowers: Sequence[str], paths: Sequence[str], prefixes: Sequence[str]) -> bool:
-    """Write the workspace's version of some paths into a layer that no view shows; see ``View.put_back``.
-
-    A path that the workspace lacks becomes one whiteout, however much the layers below have there.
-    """
-    whiteout = f"{home}/whiteout"
-    try:
-        os.mknod(whiteout, stat.S_IFCHR | 0o600)
-    except OSError:
-        return False  # Linux before 5.8 lets only root do it
-    names_by_directory: dict[str, list[str]] = {}
-    for path in paths:
-        directory, _, name = path.rpartition("/")
-        names_by_directory.setdefault(directory, []).append(name)
-    made, opaque = [""], []
-    with (
-        Lower(lowers, prefixes) as lower,
-        closing_fd(open_root(f"{home}/layer")) as root,
-        closing_fd(open_root(lowers[-1])) as workspace,
-    ):
-        for directory, names in sorted(names_by_directory.items()):
-            with lower.directory(directory) as below:
-                if not below.fds:
-                    continue  # the layers below have no directory there
-                made += _make_directories(root, directory)
-                with closing_fd(open_directory(root, directory)) as target:
-                    copied = _copy_names(workspace, directory, names, target)
-                    opaque += [join(directory, name) for name, is_directory in copied.items() if is_directory]
-                    for name in names:
-                        if name not in copied and below.lookup(name) is not None:
-                            _link(whiteout, name, target)
-        for directory in reversed(made):
-            with lower.directory(directory) as below, closing_fd(open_directory(root, directory)) as target:
-                copy_directory_metadata(f"/proc/self/fd/{target}", f"/proc/self/fd/{below.fds[0]}")
-    mark_opaque(f"{home}/layer", opaque, prefixes)
-    os.unlink(whiteout)
-    return True
-
-
-def _make_directories(root: int, directory: str) -> list[str]:
-    """Make a directory of a layer and those above it; return those that did not exist."""
-    made, here = [], ""
-    for name in directory.split("/") if directory else ():
-        with closing_fd(open_directory(root, here)) as above:
-            here = join(here, name)
-            with suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=above)
-                made.append(here)
-    return made
-
-
-def _copy_names(workspace: int, directory: str, names: Sequence[str], target: int) -> dict[str, bool]:
-    """Copy the ``names`` that the workspace has in a directory; return those copied, True for a directory."""
-    copied: dict[str, bool] = {}
-    try:
-        source = open_directory(workspace, directory)
-    except OSError as error:
-        if error.errno in NOT_THERE:
-            return copied
-        raise
-    with closing_fd(source):
-        for name in names:
-            with suppress(FileNotFoundError):
-                copy_entry(source, name, target, name)
-                # copy_entry skips sockets and the like, so they are missing here.
-                copied[name] = stat.S_ISDIR(os.stat(name, dir_fd=target, follow_symlinks=False).st_mode)
-    return copied
-
-
-def _link(whiteout: str, name: str, directory: int) -> None:
-    """Hard-link a whiteout, as overlayfs does; create another if it has reached the limit on links."""
-    try:
-        os.link(whiteout, name, dst_dir_fd=directory, follow_symlinks=False)
-    except OSError as error:
-        if error.errno != errno.EMLINK:
-            raise
-        os.mknod(name, stat.S_IFCHR | 0o600, dir_fd=directory)
-        os.unlink(whiteout)
-        os.link(name, whiteout, src_dir_fd=directory, follow_symlinks=False)
 
 
 def reserve_private_mount(home: str) -> bool:

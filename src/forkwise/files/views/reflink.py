@@ -11,9 +11,8 @@ import tempfile
 from typing import ClassVar
 
 from forkwise.files.store.view import Refusal, Site
-from forkwise.files.views.btrfs import filesystem_id
 from forkwise.files.views.whole import CopiedView, state_refusal
-from forkwise.linux.trees import FICLONE
+from forkwise.linux.trees import FICLONE, find_btrfs_id
 
 __all__ = ["ReflinkView"]
 
@@ -47,8 +46,8 @@ def _same_filesystem(one: str, other: str) -> bool:
     if os.stat(one).st_dev == os.stat(other).st_dev:
         return True
     # The subvolumes of one btrfs filesystem have different device numbers, but can share blocks.
-    found = filesystem_id(one)
-    return found is not None and found == filesystem_id(other)
+    found = find_btrfs_id(one)
+    return found is not None and found == find_btrfs_id(other)
 
 
 def _clone_within(directory: str) -> None:
