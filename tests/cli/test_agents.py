@@ -326,6 +326,7 @@ MOST_MODULES = 360
 """Modules, the standard library's included, that may be loaded before an agent starts; 343 when this was written."""
 AT_THE_END = (
     *("forkwise.files.commit", "forkwise.files.rebase", "forkwise.files.versions", "forkwise.fork.resolve"),
+    "forkwise.fork.land",
     *("forkwise.explore.judges", "forkwise.explore.evidence", "forkwise.git.result", "forkwise.text.merge3"),
     *(
         "forkwise.testing.report",

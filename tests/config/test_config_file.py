@@ -19,8 +19,8 @@ from forkwise.config.config_file import (
 )
 from forkwise.config.trust import Acceptances
 from forkwise.errors import ConfigError
+from forkwise.files.executable_config import find_config_directory
 from forkwise.files.store.state import locate
-from forkwise.git.executable_config import find_config_directory
 from forkwise.linux.syscalls import MS_BIND, mount, umount2
 from tests.acceptance import write_accepted
 from tests.need import need

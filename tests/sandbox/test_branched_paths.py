@@ -109,7 +109,7 @@ def state_on_overlay(tmp_path: Path) -> Path:
 
 
 def test_where_only_a_copy_is_possible_it_is_small(state_on_overlay: Path, tmp_path: Path, outside: Path) -> None:
-    from forkwise.files.path_view import make_path_view
+    from forkwise.sandbox.path_view import make_path_view
 
     try:
         (tmp_path / "project").mkdir()

@@ -16,7 +16,7 @@ from typing import Any
 from tests.unprivileged import interpreter
 
 from forkwise.agents.preset import Agent, load_agents
-from forkwise.files.path_view import matches
+from forkwise.sandbox.path_view import matches
 from tools.agents.scripted_model import ANSWER, BROKEN, FIXED, PROMPTS
 
 __all__ = ["SETUPS", "Setup", "Trial", "try_agent"]

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import forkwise
 from forkwise.errors import ConfigError
-from forkwise.git.executable_config import find_config_directory
+from forkwise.files.executable_config import find_config_directory
 from forkwise.linux.file_write import replace_file
 from forkwise.text.jsonc import add_member, find_value, remove_member
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from forkwise.config.trust import Acceptances
 from forkwise.errors import ConfigError
-from forkwise.git.executable_config import find_config_directory
+from forkwise.files.executable_config import find_config_directory
 
 __all__ = [
     "AGENTS",

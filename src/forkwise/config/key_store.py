@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forkwise.errors import ConfigError
-from forkwise.git.executable_config import find_config_directory
+from forkwise.files.executable_config import find_config_directory
 from forkwise.linux.file_write import replace_file
 
 __all__ = ["KeyStore", "StoredKey"]

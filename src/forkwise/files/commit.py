@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from forkwise.errors import BranchError, BranchingError, BranchStaleError, CommitError, ConflictError, ForkwiseWarning
+from forkwise.files.executable_config import check_executable_config
 from forkwise.files.store.branch_info import BranchInfo, is_serving
 from forkwise.files.store.commit_plan import (
     Plan,
@@ -41,7 +42,6 @@ from forkwise.files.store.state_root import is_state_path, list_known_roots
 from forkwise.files.store.transaction import Transaction, as_commit_error
 from forkwise.files.store.trash import deferred, discard, run_later
 from forkwise.files.versions import Versions, find_executables, find_ignored
-from forkwise.git.executable_config import check_executable_config
 from forkwise.git.repository_change import RepositoryMerge, find_repository_paths
 from forkwise.linux.directory_user import find_directory_user
 from forkwise.linux.process_id import boot_id

@@ -26,6 +26,7 @@ from forkwise.errors import (
 )
 from forkwise.files.branch import Branch, OnError, OnSuccess, Parent
 from forkwise.files.commit import check_committable
+from forkwise.files.executable_config import check_executable_config
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.record import Record, load_interrupted
 from forkwise.files.store.scan import Scan, compare_trees
@@ -36,7 +37,6 @@ from forkwise.files.store.view import DetachedMount, Refusal, Site, View
 from forkwise.files.versions import find_executables
 from forkwise.files.views import branchfs, daxfs
 from forkwise.files.workspace import Workspace
-from forkwise.git.executable_config import check_executable_config
 from forkwise.linux.mountinfo import mounts
 from forkwise.linux.scratch_directory import create_scratch_directory
 

@@ -248,7 +248,7 @@ def _count_lines(entry: Entry, versions: Versions) -> ChangedLines:
 
 def find_executables(branch: Branch, scan: Scan, *, thorough: bool = True) -> dict[str, str]:
     """Return the changed paths that are executable configuration, each with what will run or read it."""
-    from forkwise.git.executable_config import find_executable_config  # noqa: PLC0415 - loaded on use
+    from forkwise.files.executable_config import find_executable_config  # noqa: PLC0415 - loaded on use
 
     def open_versions() -> Versions:
         return Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes)

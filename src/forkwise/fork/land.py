@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchStaleError, CommitError, ConflictError, ForkwiseWarning, RetestError
+from forkwise.files.executable_config import check_executable_config
 from forkwise.files.file_tree import FileTree
 from forkwise.files.rebase import Standing, compare_with_parent
 from forkwise.files.store.branch_info import DataDirectories
 from forkwise.files.store.changes import Conflict
-from forkwise.git.executable_config import check_executable_config
 from forkwise.linux.file_write import replace_file
 
 if TYPE_CHECKING:

@@ -19,14 +19,6 @@ from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, NamespaceError
 from forkwise.files.branch import Branch, Parent
-from forkwise.files.path_view import (
-    PathView,
-    find_path_view,
-    make_home_layer,
-    make_path_view,
-    paths_directory,
-    renew_workdir,
-)
 from forkwise.files.store.state import is_ordinary
 from forkwise.files.store.state_root import user_roots
 from forkwise.files.views.branchfs import CONTROL_FILE, find_mount
@@ -46,6 +38,14 @@ from forkwise.linux.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
 from forkwise.linux.trees import closing_fd, open_root
 from forkwise.sandbox.jail import CLONE_NEWNET, JAIL_FLAGS, Jail, map_ids
 from forkwise.sandbox.mounts import HOME_VIEW, Mount
+from forkwise.sandbox.path_view import (
+    PathView,
+    find_path_view,
+    make_home_layer,
+    make_path_view,
+    paths_directory,
+    renew_workdir,
+)
 
 if TYPE_CHECKING:
     from forkwise.files.store.view import DetachedMount

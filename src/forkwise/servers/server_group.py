@@ -22,13 +22,13 @@ from urllib.parse import urlsplit
 
 from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
 from forkwise.errors import BranchingError, ProcessBranchError, ServerError
-from forkwise.files.path_view import make_path_view
 from forkwise.files.store.branch_info import hold_serving
 from forkwise.linux import fds
 from forkwise.linux.directory_user import find_directory_user
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail_plan import is_private
 from forkwise.sandbox.network.gateway import NetworkLog, open_logged_network
+from forkwise.sandbox.path_view import make_path_view
 from forkwise.sandbox.process import signal_name
 from forkwise.sandbox.run import run_in_branch, spawn
 from forkwise.servers.data_branch import has_data_of_one_moment

@@ -21,7 +21,7 @@ from forkwise.fork.agent_paths.replacement import (
 from forkwise.linux.trees import closing_fd, open_root
 
 if TYPE_CHECKING:
-    from forkwise.files.path_view import PathView
+    from forkwise.sandbox.path_view import PathView
 
 __all__ = ["take_database"]
 

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import ForkwiseWarning
-from forkwise.files.path_view import PathView, paths_directory
 from forkwise.files.store.overlayfs import is_whiteout
 from forkwise.fork.agent_paths.paths import Login, expand, load_recorded, relative_to
 from forkwise.fork.agent_paths.replacement import (
@@ -32,6 +31,7 @@ from forkwise.fork.agent_paths.replacement import (
 )
 from forkwise.linux import fds
 from forkwise.linux.trees import closing_fd, join, open_root
+from forkwise.sandbox.path_view import PathView, paths_directory
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import ForkwiseWarning
-from forkwise.files.path_view import PathView, can_view_below, list_path_views, make_path_view, paths_directory
 from forkwise.fork.agent_paths.replacement import create_directory
 from forkwise.linux.file_write import replace_file
+from forkwise.sandbox.path_view import PathView, can_view_below, list_path_views, make_path_view, paths_directory
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch

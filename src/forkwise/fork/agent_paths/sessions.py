@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext, suppress
 
 from forkwise.errors import ForkwiseWarning
 from forkwise.files.branch import Branch
-from forkwise.files.path_view import PathView, matches, set_path_views_aside
 from forkwise.files.store.overlayfs import is_whiteout
 from forkwise.fork.agent_paths.database import take_database
 from forkwise.fork.agent_paths.logins import take_first_login, take_logins
@@ -28,6 +27,7 @@ from forkwise.fork.agent_paths.replacement import (
     stat_entry,
 )
 from forkwise.linux.trees import closing_fd, join, open_directory, open_root
+from forkwise.sandbox.path_view import PathView, matches, set_path_views_aside
 
 __all__ = ["conclude_agent_paths"]
 
