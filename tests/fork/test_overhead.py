@@ -18,6 +18,7 @@ from forkwise import BestOfN, Runner, Tests, Workspace
 from forkwise.files.store import trash
 from forkwise.fork import execute
 from forkwise.fork.fork import open_ledger
+from forkwise.fork.limits import start_gate
 from forkwise.fork.run_end import RunEnd
 from forkwise.fork.runner import Job
 from forkwise.ledger.sqlite import SqliteLedger
@@ -146,4 +147,4 @@ def test_the_first_attempts_run_before_the_last_are_prepared(workspace: Workspac
     runner = CountingRunner(60)
     outcome = BestOfN(["true"], 60, runner=runner, commit=False, allow_empty=True)(workspace)
     assert [one.success for one in outcome.all_results] == [True] * 60
-    assert runner.branches[0] <= 2 * execute._PREPARED_AT_ONCE
+    assert runner.branches[0] <= 2 * start_gate._PREPARED_AT_ONCE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from forkwise.fork.execute import ProviderLimit, ProviderRules
+from forkwise.fork.limits.provider_limit import ProviderLimit, ProviderRules
 
 
 async def try_to_enter(limit: ProviderLimit, *attempts: str) -> dict[str, asyncio.Task[None]]:

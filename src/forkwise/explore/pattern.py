@@ -31,7 +31,8 @@ from forkwise.telemetry import operation_span
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit, OnConflict
     from forkwise.fork.attempt import Attempt
-    from forkwise.fork.execute import ProviderRules, SpendLimits
+    from forkwise.fork.limits.provider_limit import ProviderRules
+    from forkwise.fork.limits.spend_budget import SpendLimits
     from forkwise.git.ignore_rules import Ignore
     from forkwise.testing.report import TestReport
 

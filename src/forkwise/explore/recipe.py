@@ -17,7 +17,8 @@ from forkwise.errors import LedgerError, ProcessBranchError
 from forkwise.fork.agent_paths.paths import AgentPaths
 from forkwise.fork.candidate import Candidate, OutputReader
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, scratch
-from forkwise.fork.execute import ProviderRules, SpendLimits
+from forkwise.fork.limits.provider_limit import ProviderRules
+from forkwise.fork.limits.spend_budget import SpendLimits
 from forkwise.fork.runner import Job, Runner, SandboxRunner
 from forkwise.git.ignore_rules import IgnoreRules
 from forkwise.sandbox.confinement import Confinement, Network

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
-import random
 import uuid
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forkwise.concurrency import finish, post, run_in_thread, try_call
-from forkwise.errors import BranchError, BranchingError, BranchNotFoundError, ForkwiseWarning, LedgerError
+from forkwise.concurrency import finish, run_in_thread, try_call
+from forkwise.errors import BranchError, BranchingError, BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.edits.edit_comparison import find_edits
 from forkwise.files.store.state import is_ordinary
@@ -42,291 +38,16 @@ if TYPE_CHECKING:
     from forkwise.git.ignore_rules import Ignore
     from forkwise.testing.baseline import Baseline
 
-__all__ = [
-    "NO_CHANGE",
-    "Preparation",
-    "ProviderLimit",
-    "ProviderRules",
-    "SpendBudget",
-    "SpendLimits",
-    "StartGate",
-    "TimeBudget",
-    "execute",
-]
+__all__ = ["NO_CHANGE", "execute"]
 
 NO_CHANGE = "no change"
 
 _UUID = "FORKWISE_UUID"  # the variable of a command that names its session after its attempt
 _PROGRESS_INTERVAL = 0.2  # seconds
-_PREPARED_AT_ONCE = 16
 _MAX_COUNTED = 5000
 _MAX_SCORE = 200
 _SHOWN = 3
 _MAX_LISTED = 100
-_FIRST_WAIT = 5.0  # seconds until an attempt that its provider refused starts again; then twice as long, and so on
-_LONGEST_WAIT = 600.0
-
-
-class TimeBudget:
-    """The running time that the candidates of a fork may use together; those of forks inside its attempts count too.
-
-    Once it is used up, ``reason`` says so: candidates that still run are cancelled, and no others are to be started.
-    Tests do not count. ``seconds=None`` is no limit.
-    """
-
-    def __init__(self, seconds: float | None) -> None:
-        self.reason: str | None = None
-        self._seconds = seconds
-        self._left = 0.0 if seconds is None else seconds
-        self._running: set[asyncio.Task[Any]] = set()
-        self._settled_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def use(self, seconds: float) -> None:
-        """Count time that was used before, by the process that ran the fork."""
-        self._left -= seconds
-        if self._seconds is not None and self._left <= 0:
-            self._end()
-
-    @contextmanager
-    def spend(self) -> Iterator[None]:
-        """Count the time of the block, and cancel the current task when nothing is left."""
-        task = asyncio.current_task()
-        if self._seconds is None or task is None:
-            yield
-            return
-        self._settle()
-        self._running.add(task)
-        self._schedule()
-        try:
-            yield
-        finally:
-            self._settle()
-            self._running.discard(task)
-            self._schedule()
-
-    def _settle(self) -> None:
-        now = asyncio.get_running_loop().time()
-        self._left -= (now - self._settled_at) * len(self._running)
-        self._settled_at = now
-
-    def _schedule(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._running and self.reason is None:
-            wait_s = max(self._left, 0.0) / len(self._running)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._end)
-
-    def _end(self) -> None:
-        self.reason = f"the budget of {self._seconds:g} s of running time was used up"
-        for task in list(self._running):
-            task.cancel(self.reason)
-
-
-@dataclass(frozen=True, slots=True)
-class SpendLimits:
-    """What the attempts of a fork may spend, together and each, in dollars and in tokens; None is no limit."""
-
-    usd: float | None = None
-    tokens: int | None = None
-    attempt_usd: float | None = None
-    attempt_tokens: int | None = None
-
-    @property
-    def is_in_dollars(self) -> bool:
-        """Whether prices have to be known while attempts run."""
-        return self.usd is not None or self.attempt_usd is not None
-
-    def find_excess(self, usd: float, tokens: int, *, is_attempt: bool) -> str | None:
-        """Return which limit an amount has reached, in words; None if none."""
-        limits = (self.attempt_usd, self.attempt_tokens) if is_attempt else (self.usd, self.tokens)
-        whose = "its budget" if is_attempt else "the budget"
-        if limits[0] is not None and usd >= limits[0]:
-            return f"{whose} of ${limits[0]:g} was used up (${usd:.2f})"
-        if limits[1] is not None and tokens >= limits[1]:
-            return f"{whose} of {limits[1]} tokens was used up ({tokens})"
-        return None
-
-
-class SpendBudget:
-    """What the attempts of a fork have spent, as their output says, and the end of those that spend too much.
-
-    Once it is used up, ``reason`` says so: candidates that still run are cancelled, and no others are to be started.
-    """
-
-    def __init__(self, limits: SpendLimits | None) -> None:
-        self.limits = limits or SpendLimits()
-        self.reason: str | None = None
-        self._spent: dict[str, tuple[float, int]] = {}
-        self._running: dict[str, asyncio.Task[Any]] = {}
-        self._has_warned = False
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether there is any limit."""
-        return self.limits != SpendLimits()
-
-    @contextmanager
-    def spend(self, attempt: str) -> Iterator[Callable[[OutputReader], None]]:
-        """Cancel the block's task when too much is spent. Yield a function that checks the cost a reader has found.
-
-        The function may be called in any thread.
-        """
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def check(reader: OutputReader) -> None:
-            cost = reader.find_cost(by_list=self.limits.is_in_dollars) or {}
-            post(loop, self.use, attempt, cost)
-
-        self._running[attempt] = task
-        try:
-            yield check
-        finally:
-            self._running.pop(attempt, None)
-
-    def use(self, attempt: str, cost: Mapping[str, Any]) -> None:
-        """Set what an attempt has spent so far, and end it, or all of them, if that is too much."""
-        amounts = _read_amounts(cost)
-        if amounts == self._spent.get(attempt):
-            return
-        self._spent[attempt] = amounts
-        if self.limits.is_in_dollars and amounts[1] and cost.get("usd") is None and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"the price of what {attempt} uses is not known: a budget in dollars does not count it; name its "
-                "model, or limit tokens",
-                ForkwiseWarning,
-                stacklevel=2,
-            )
-        excess = self.limits.find_excess(*amounts, is_attempt=True)
-        if excess is not None and attempt in self._running:
-            self._running[attempt].cancel(excess)
-        usd, tokens = (sum(values) for values in zip(*self._spent.values(), strict=True))
-        self.reason = self.reason or self.limits.find_excess(usd, int(tokens), is_attempt=False)
-        if self.reason is not None:
-            for task in list(self._running.values()):
-                task.cancel(self.reason)
-
-
-class StartGate:
-    """Holds the attempts of one agent back until its first attempt shows that the agent can work at all.
-
-    That is when the provider has answered it, when it is over, or after ``patience`` seconds. If the first attempt ends
-    because the agent cannot start, ``reason`` says why, and the others are not started.
-    """
-
-    def __init__(self, first: str, patience: float = 3.0) -> None:
-        self.reason: str | None = None
-        self._first = first
-        self._patience = patience
-        self._opened = asyncio.Event()
-
-    async def wait(self, attempt: str) -> None:
-        """Wait until an attempt may start."""
-        if attempt == self._first:
-            return
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._opened.wait(), self._patience)
-
-    def open(self, attempt: str, judgement: Judgement | None = None) -> None:
-        """Let the other attempts start, or not, now that an attempt was answered or has ended."""
-        if judgement is not None and judgement.blocks_others and self.reason is None:
-            self.reason = f"not started: {attempt} ended with {judgement.reason}"
-        self._opened.set()
-
-
-@dataclass(frozen=True, slots=True)
-class ProviderRules:
-    """How the attempts of a fork treat providers of models: how many use one at once, None for any number.
-
-    ``retries`` is how often an attempt starts again after a provider refused it because of too many requests.
-    """
-
-    at_once: int | None = None
-    retries: int = 5
-
-    def find_delay(self, count: int, asked_s: float) -> float | None:
-        """Return the seconds to wait after ``count`` earlier waits; ``asked_s`` is what the provider asks for, or 0.
-
-        None means that waiting is not worthwhile. Attempts that were refused together wait for different times.
-        """
-        if count >= self.retries or asked_s > _LONGEST_WAIT:
-            return None
-        if asked_s:
-            return asked_s * random.uniform(1.0, 1.2)
-        return float(min(_FIRST_WAIT * 2**count, _LONGEST_WAIT) * random.uniform(0.75, 1.25))
-
-
-class ProviderLimit:
-    """The attempts that use one provider at once: as many as allowed, and fewer after it has refused one.
-
-    A refusal halves the limit, unless the refused attempt began before the last one; each attempt that is answered adds
-    one.
-    """
-
-    def __init__(self, at_once: int | None) -> None:
-        self._most = at_once
-        self._at_once = at_once
-        self._users: dict[str, int] = {}  # with the number of refusals when they began
-        self._refusals = 0
-        self._waiters: deque[asyncio.Future[None]] = deque()
-
-    async def enter(self, attempt: str) -> None:
-        """Wait until an attempt may use the provider."""
-        while attempt not in self._users and self._at_once is not None and len(self._users) >= self._at_once:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                self._waiters.remove(waiter)
-        self._users.setdefault(attempt, self._refusals)
-
-    def leave(self, attempt: str, *, is_refused: bool = False) -> None:
-        """Let another attempt use the provider, after it has answered this one or refused it."""
-        if attempt not in self._users:
-            return
-        together = len(self._users)
-        if self._users.pop(attempt) == self._refusals and is_refused:
-            self._refusals += 1
-            self._at_once = max(min(self._at_once or together, together) // 2, 1)
-        elif not is_refused and self._at_once is not None and self._at_once != self._most:
-            self._at_once += 1
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-
-class Preparation:
-    """The attempts of a fork that are being prepared: a few at once, so that the first ones run meanwhile.
-
-    Otherwise each of a thousand attempts would take its first step before any of them took its second, and the nodes of
-    a cluster would wait until the last one was prepared.
-    """
-
-    def __init__(self) -> None:
-        self._free = asyncio.Semaphore(_PREPARED_AT_ONCE)
-        self._users: set[str] = set()
-
-    async def enter(self, attempt: str) -> None:
-        """Wait until an attempt may be prepared."""
-        await self._free.acquire()
-        self._users.add(attempt)
-
-    def leave(self, attempt: str) -> None:
-        """Let another attempt be prepared, because one runs now, or is over."""
-        if attempt in self._users:
-            self._users.remove(attempt)
-            self._free.release()
-
-
-def _read_amounts(cost: Mapping[str, Any]) -> tuple[float, int]:
-    usd = cost.get("usd")
-    counts = [cost.get(name) for name in ("input_tokens", "output_tokens")]
-    is_known = isinstance(usd, int | float) and math.isfinite(usd)
-    return (float(usd) if is_known and usd else 0.0), sum(count for count in counts if isinstance(count, int))
 
 
 async def execute(attempt: Attempt, name: str) -> None:

@@ -34,16 +34,10 @@ from forkwise.fork.agent_paths.sessions import conclude_agent_paths
 from forkwise.fork.attempt import Attempt, current_attempt
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.evaluation import Evaluator, Retest
-from forkwise.fork.execute import (
-    Preparation,
-    ProviderLimit,
-    ProviderRules,
-    SpendBudget,
-    SpendLimits,
-    StartGate,
-    TimeBudget,
-    execute,
-)
+from forkwise.fork.execute import execute
+from forkwise.fork.limits.provider_limit import ProviderLimit, ProviderRules
+from forkwise.fork.limits.spend_budget import SpendBudget, SpendLimits, TimeBudget
+from forkwise.fork.limits.start_gate import Preparation, StartGate
 from forkwise.fork.runner import InProcessRunner, Runner
 from forkwise.git.repository_change import read_head_commit
 from forkwise.ledger.logs import remove_log
