@@ -46,10 +46,6 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return table
 
 
-def last_attempts(run: Run, fork: str) -> list[Any]:
-    return list(json.loads(run("show", fork, "--json").stdout)["fork"]["attempts"])
-
-
 def outcome(result: Result) -> Any:
     return json.loads(result.stdout.splitlines()[-1])["outcome"]
 

@@ -29,7 +29,6 @@ __all__ = ["NodeProcess", "run_on_node"]
 
 _POLL_S = 0.05  # how late a cancellation by Ray is noticed: it does not interrupt a system call
 _PATIENCE_S = 20.0
-_PUSHED = 1 << 16
 
 #: Takes a stream (``stdout``, ``stderr``, that of a server) and a piece of output; both are empty while there is none.
 OnOutput = Callable[[str, bytes], None]

@@ -52,7 +52,6 @@ class RayCluster:
                 f"there is no connection to the Ray cluster at {address}: {_first_line(error)}; check that it runs "
                 "(ray status), and that Ray and Python have the same versions there"
             ) from error
-        self._supervisors: dict[str, Any] = {}
 
     @classmethod
     def connect(cls, address: str | None) -> RayCluster:

@@ -28,7 +28,7 @@ from forkwise.text.redaction import process_redactor
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
 
-__all__ = ["StoredChanges", "has_changes", "load_changes", "remove_changes", "save_changes"]
+__all__ = ["StoredChanges", "load_changes", "remove_changes", "save_changes"]
 
 _FORMAT = 1
 _MAX_FILES = 2000  # with content
@@ -86,11 +86,6 @@ def save_changes(directory: str | os.PathLike[str], attempt: str, branch: Branch
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, content, beside=path.with_suffix(".new"))
     return found.total
-
-
-def has_changes(directory: str | os.PathLike[str], attempt: str) -> bool:
-    """Return whether the changes of an attempt are stored."""
-    return attempt_file(directory, attempt, "changes", "z").exists()
 
 
 def load_changes(directory: str | os.PathLike[str], attempt: str) -> StoredChanges | None:

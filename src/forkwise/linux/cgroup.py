@@ -110,10 +110,6 @@ class Cgroup:
                 return events["oom_kill"]
         return 0
 
-    def forks_refused(self) -> int:
-        """Count the forks and threads that failed because the limit on processes was reached."""
-        return self._events("pids", "pids.events").get("max", 0)
-
     def kill(self) -> None:
         """Kill every process in the group, including those that fork meanwhile."""
         groups = [group for directory in self.paths for group in _walk(directory)]

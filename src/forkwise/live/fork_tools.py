@@ -175,7 +175,7 @@ async def terminate_branch(ctx: RunContext[Any], branch_id: str) -> str:
     return f"Branch {branch_id} terminated."
 
 
-async def delete_file(ctx: RunContext[Any], path: str) -> str:
+async def delete_file(ctx: RunContext[Any], path: str) -> str:  # noqa: ARG001 - as pydantic-ai calls tools
     """Delete a file in your branch; a merge of the branch deletes it in the parent too.
 
     Args:

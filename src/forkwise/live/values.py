@@ -14,7 +14,6 @@ from typing import Any, Literal
 from forkwise.files.store.changes import ConflictPolicy
 
 __all__ = [
-    "FINAL_STATES",
     "BranchCost",
     "BranchIsolation",
     "BranchSpec",
@@ -126,11 +125,6 @@ class MergeStrategy:
 BranchState = Literal[
     "running", "done", "failed", "terminated", "budget_exhausted", "aggregate_budget_exhausted", "faulted"
 ]
-
-#: The states in which a branch does not run; `ForkCoordinator.run_on_branch` starts it again.
-FINAL_STATES: frozenset[BranchState] = frozenset(
-    {"done", "failed", "faulted", "terminated", "budget_exhausted", "aggregate_budget_exhausted"}
-)
 
 
 @dataclass

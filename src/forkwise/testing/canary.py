@@ -72,12 +72,13 @@ def place_canaries(
     if place is None:
         return {}
     failing = [name for name, outcome in outcomes.items() if outcome in ("failed", "error")]
-    places = dict.fromkeys(name.partition(" ")[0] for name in failing or list(outcomes)[-1:])
-    found = (place(where, token, root, files) for where in list(places)[:_MAX_CANARIES])
+    names = (name.partition(" ")[0] for name in failing or list(outcomes)[-1:])
+    places = dict.fromkeys(name.removeprefix(f"{root}/") for name in names)
+    found = (place(where, token, files) for where in list(places)[:_MAX_CANARIES])
     return {path: text for one in found if one is not None for path, text in [one]}
 
 
-def _place_go(package: str, token: str, root: str, files: TestedFiles) -> tuple[str, str] | None:
+def _place_go(package: str, token: str, files: TestedFiles) -> tuple[str, str] | None:
     module = _GO_MODULE.search(files.read("go.mod") or "")
     if module is None or not f"{package}/".startswith(f"{module[1]}/"):
         return None
@@ -102,7 +103,7 @@ func Test_TOKEN_fails_at_once(t *testing.T) { t.Fatal("as it must") }
 """
 
 
-def _place_cargo(source: str, token: str, root: str, files: TestedFiles) -> tuple[str, str] | None:
+def _place_cargo(source: str, token: str, files: TestedFiles) -> tuple[str, str] | None:
     text = files.read(source) if source.endswith(".rs") else None
     return None if text is None else (source, text + _RUST_TEXT.replace("TOKEN", token))
 
@@ -133,8 +134,7 @@ mod zzTOKEN {
 """
 
 
-def _place_javascript(file: str, token: str, root: str, files: TestedFiles) -> tuple[str, str] | None:
-    path = file.removeprefix(f"{root}/")
+def _place_javascript(path: str, token: str, files: TestedFiles) -> tuple[str, str] | None:
     text = None if path.startswith("/") else files.read(path)
     if text is None:
         return None
@@ -148,7 +148,7 @@ def _place_javascript(file: str, token: str, root: str, files: TestedFiles) -> t
     return path, f"{text}\n;\n{head}" + "\n".join(lines) + "\n"
 
 
-_PLACES: dict[str, Callable[[str, str, str, TestedFiles], tuple[str, str] | None]] = {
+_PLACES: dict[str, Callable[[str, str, TestedFiles], tuple[str, str] | None]] = {
     "cargo": _place_cargo,
     "go": _place_go,
     "jest": _place_javascript,

@@ -164,7 +164,6 @@ class _Collector:
         self.ended: set[int] = set()
         self._outcomes: dict[str, Outcome] = {}
         self._messages: dict[str, str] = {}
-        self._finished: set[str] = set()
         self._plugins: dict[str, str] = {}
         self._patched: set[str] = set()
         self._wrong_canaries: list[str] = []

@@ -73,7 +73,7 @@ def put_back(path: str, theirs: bytes | None, base: bytes | None) -> bytes | Non
         return base
 
 
-def _merge_rust(name: str, theirs: str, base: str) -> str:
+def _merge_rust(_name: str, theirs: str, base: str) -> str:
     return put_back_tests(theirs, base)
 
 

@@ -120,7 +120,7 @@ def render_changes(
         render_trouble(attempt) if not view.is_hidden else None,
         _render_toolbar(view, name, options, f"{count} against {against}"),
         executed,
-        _render_index(address, shown, options) if len(shown) > 3 else None,
+        _render_index(shown) if len(shown) > 3 else None,
         build_element("div", parts, class_="diffs", id="diffs"),
         None if files else build_element("p", _explain_nothing(attempt, options), class_="empty"),
         build_element("p", f"{len(files) - len(shown)} more files are not listed.", class_="soft")
@@ -169,7 +169,7 @@ def _render_toolbar(view: ForkView, name: str, options: DiffOptions, summary: st
     return build_element("div", build_element("strong", summary), form, class_="toolbar")
 
 
-def _render_index(address: str, files: Sequence[FileDiff], options: DiffOptions) -> Markup:
+def _render_index(files: Sequence[FileDiff]) -> Markup:
     links = [
         build_element("li", build_element("a", truncate_middle(file.path, 120), href=f"#f-{number}", dir="ltr"))
         for number, file in enumerate(files)

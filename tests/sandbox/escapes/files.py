@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.sandbox.escapes.attempt import attempt
 
 READ_ONLY = "every mount except the branch and private ones is read-only"
-SEES = "its own mount namespace, in which that place is covered"
 
 attempt(
     "absolute path", "write a file outside by its path", READ_ONLY, "want('written', write, precious)", control=True

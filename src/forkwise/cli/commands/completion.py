@@ -24,7 +24,7 @@ __all__ = ["completion"]
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 @workspace_option
 @json_option
-def completion(shell: str, directory: Path, output: Output) -> None:
+def completion(shell: str, directory: Path, output: Output) -> None:  # noqa: ARG001 - every command has the option
     """Print the completion script for bash, zsh or fish.
 
     It completes commands, options, branches, agents, models, test commands, and the ids of forks, attempts and commits.

@@ -63,7 +63,6 @@ _GENERATED_ROWS = 60
 _ATTEMPT_ROWS = 3000
 _PAGE_ROWS = 20_000
 
-_GOOD = ("won", "succeeded")
 _TONES = {"won": "good", "succeeded": "good", "failed": "bad", "faulted": "warn", "running": "warn"}
 _SIGNS = {"won": "★ ", "succeeded": "✓ ", "failed": "✗ ", "faulted": "! ", "cancelled": "– "}
 _MARKS = {
