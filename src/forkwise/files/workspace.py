@@ -6,7 +6,6 @@ Any directory will do: nothing has to be mounted or set up. Undo, gc and mounted
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from forkwise.files.store.pool import BranchPool
 from forkwise.files.store.state import StateDir, is_ordinary, locate, locked
 from forkwise.files.undo import finish_rewind, is_rewind_interrupted
 from forkwise.files.views import choose
-from forkwise.linux import namespace
+from forkwise.linux import fds, namespace
 from forkwise.linux.root_identity import RootIdentity
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Workspace"]
 
-_choice = threading.Lock()  # so that only one thread probes the views when several create a first branch
+_choice = fds.ForkSafeLock()  # so that only one thread probes the views when several create a first branch
 _MANY = 1000  # entries of a workspace that take a moment to copy
 
 
@@ -197,7 +196,7 @@ class Workspace(Parent):
     def child_view(self) -> View:
         """Return the view that a branch created now gets. Internal."""
         if self._view is None:
-            with _choice:
+            with _choice.hold():
                 if self._view is None:
                     self._view = choose(self.site)
                     if self._view.name == "copy":
@@ -251,12 +250,3 @@ def _recover_if_interrupted(parent: Parent) -> None:
     if parent._is_interrupted:
         with locked(parent.state_dir.state):
             parent._recover()
-
-
-def _reset_lock() -> None:
-    """Replace the lock in a fork of this process: a thread that does not exist there may have held it."""
-    global _choice
-    _choice = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_reset_lock)

@@ -16,11 +16,41 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["close", "close_all_except", "fork_lock", "pipe", "process_token", "receive", "socketpair", "track"]
+__all__ = [
+    "ForkSafeLock",
+    "close",
+    "close_all_except",
+    "fork_lock",
+    "pipe",
+    "process_token",
+    "receive",
+    "socketpair",
+    "track",
+]
 
 _lock = threading.RLock()
 _held: set[int] = set()
 _process = object()
+
+
+class ForkSafeLock:
+    """A lock between the threads of one process; a forked child has its own, which is free.
+
+    A thread that does not exist in the child may have held the parent's.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the lock."""
+        with self._lock:
+            yield
 
 
 @contextmanager

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 # Only what the interpreter needs: the init process of a sandbox has the forkserver's environment in its memory.
 _PASSED_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH")
 _MAX_FDS = 16  # in one answer
-_lock = threading.Lock()
+_lock = fds.ForkSafeLock()
 _client: ForkserverClient | None = None
 
 
@@ -51,7 +51,7 @@ def start_sandbox(
 def use_forkserver(call: Callable[[ForkserverConnection], _T]) -> _T:
     """Call a function with this process's forkserver, and again with a new one if the first was killed."""
     global _client
-    with _lock:
+    with _lock.hold():
         if _client is None or not _client.is_own:
             _client = ForkserverClient()
         try:
@@ -68,7 +68,7 @@ def use_forkserver(call: Callable[[ForkserverConnection], _T]) -> _T:
 def prepare_forkserver() -> None:
     """Start this process's forkserver, with a network for the first sandbox, and do not wait until it is ready."""
     global _client
-    with _lock:
+    with _lock.hold():
         if _client is None or not _client.is_own:
             _client = ForkserverClient()
             with suppress(ConnectionError):  # reported when it is needed
@@ -192,15 +192,6 @@ class ForkserverClient(ForkserverConnection):
         if self.is_own:
             super().close()
             self.process.wait()
-
-
-def _reset_lock() -> None:
-    """Replace the lock in a fork of this process: a thread that does not exist there may have held it."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_reset_lock)
 
 
 def _build_error(answer: dict[str, Any]) -> NamespaceError:

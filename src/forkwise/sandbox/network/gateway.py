@@ -62,7 +62,7 @@ _NOT_PROXIED = "localhost,127.0.0.1,::1,.localhost"
 #: Variables that name a proxy, in the spelling of each program.
 _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
-_lock = threading.Lock()
+_lock = fds.ForkSafeLock()
 _connection: _ProxyConnection | None = None
 _problem: tuple[object, str] | None = None  # the process that tried, and why it failed
 _spare: NetworkSpace | None = None  # the one that was opened to find that out
@@ -108,7 +108,7 @@ def _check_rules(confinement: Confinement, problem: str = "") -> None:
 def _find_problem() -> str:
     """Try to open a network namespace, once per process. Return why that failed."""
     global _problem, _spare
-    with _lock:
+    with _lock.hold():
         if _problem is None or _problem[0] is not fds.process_token():
             try:
                 _spare = NetworkSpace()
@@ -173,7 +173,7 @@ def open_network(
 def _take_spare() -> NetworkSpace | None:
     """Return the network that was opened as a trial, if it is still unused."""
     global _spare
-    with _lock:
+    with _lock.hold():
         space, _spare = _spare, None
     if space is None or not space.client.is_own:
         return None
@@ -264,7 +264,7 @@ def _redirect(
 def _use_proxy(order: dict[str, object], passed_fds: list[int]) -> _ProxyConnection:
     """Send an order to this process's proxy, and start one if there is none or it was killed."""
     global _connection
-    with _lock:
+    with _lock.hold():
         if _connection is not None and _connection.is_own:
             with suppress(ConnectionError):
                 _connection.send(order, passed_fds)
@@ -325,12 +325,3 @@ class _ProxyConnection:
         """Close the connection: the proxy ends."""
         if self.is_own and self._socket.fileno() >= 0:
             fds.close(self._socket.detach(), self._pidfd)
-
-
-def _reset_lock() -> None:
-    """Replace the lock in a fork of this process: a thread that does not exist there may have held it."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_reset_lock)
