@@ -10,11 +10,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from forkwise.text.clean import truncate_line
+
 __all__ = [
     "CallText",
     "format_call",
     "format_result",
-    "shorten",
 ]
 
 _LONGEST_TITLE = 160
@@ -34,16 +35,6 @@ class CallText:
     language: str = "text"
 
 
-def shorten(text: str, limit: int) -> str:
-    """Put a text on one line of at most ``limit`` characters.
-
-    >>> shorten("a word  or\\ntwo", 9)
-    'a word o…'
-    """
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
-
-
 def format_call(tool: str, arguments: str, most_lines: int = _MOST_CODE_LINES) -> CallText:
     """Format a tool call whose ``arguments`` are JSON.
 
@@ -57,7 +48,7 @@ def format_call(tool: str, arguments: str, most_lines: int = _MOST_CODE_LINES) -
     except ValueError:
         values = arguments
     if not isinstance(values, dict):
-        return CallText(shorten(f"{tool} {values}", _LONGEST_TITLE))
+        return CallText(truncate_line(f"{tool} {values}", _LONGEST_TITLE))
     words, blocks, language = [tool], [], "text"
     if {"old_string", "new_string"} <= values.keys():
         blocks.append(_diff_lines(str(values.pop("old_string")), str(values.pop("new_string"))))
@@ -70,7 +61,7 @@ def format_call(tool: str, arguments: str, most_lines: int = _MOST_CODE_LINES) -
             word = value if isinstance(value, str) else json.dumps(value)
             words.append(f"{name}={word}" if len(words) > 1 else word)
     code = _limit_lines("\n\n".join(block.expandtabs(4).rstrip() for block in blocks), most_lines)
-    return CallText(shorten(" ".join(words), _LONGEST_TITLE), code, language if len(blocks) == 1 else "text")
+    return CallText(truncate_line(" ".join(words), _LONGEST_TITLE), code, language if len(blocks) == 1 else "text")
 
 
 def format_result(text: str) -> str:

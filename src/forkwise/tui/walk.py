@@ -14,7 +14,7 @@ from pydantic_ai.exceptions import AgentRunError, UserError
 from pydantic_ai.messages import ModelMessage, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
 from rich.style import Style
 from rich.text import Text
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.message import Message
@@ -41,7 +41,7 @@ from forkwise.tui.diff_view import DiffScreen
 from forkwise.tui.tool_call import format_call
 from forkwise.tui.transcript import Transcript
 from forkwise.tui.transcript_entry import TranscriptEntry, build_entry, strip_markdown
-from forkwise.tui.widgets import InputScreen, QuestionScreen, TextLine
+from forkwise.tui.widgets import InputScreen, QuestionScreen, TextLine, ThemedApp
 
 __all__ = [
     "TreePanel",
@@ -471,11 +471,9 @@ def _build_parts(message: ModelMessage) -> Iterator[TranscriptEntry]:
                 yield build_entry("result", part.model_response_str())
 
 
-class WalkApp(App[None]):
+class WalkApp(ThemedApp):
     """The application of ``forkwise walk --tui``."""
 
-    TITLE = "forkwise"
-    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "theme", "light/dark", show=False)]
 
     def __init__(self, screen: WalkScreen) -> None:
@@ -485,7 +483,3 @@ class WalkApp(App[None]):
     def on_mount(self) -> None:
         """Show the conversation."""
         self.push_screen(self._start_screen)
-
-    def action_theme(self) -> None:
-        """Switch between the light and the dark theme."""
-        self.theme = "textual-light" if self.current_theme.dark else "textual-dark"

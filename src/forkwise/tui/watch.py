@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from rich.text import Text
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
@@ -28,7 +28,7 @@ from forkwise.text.clean import truncate, truncate_line
 from forkwise.tui.decide import DecisionScreen
 from forkwise.tui.diff_view import DiffScreen
 from forkwise.tui.fork_model import ForkModel, ForkSnapshot
-from forkwise.tui.widgets import OutputLog, TextLine, chip, tally
+from forkwise.tui.widgets import OutputLog, TextLine, ThemedApp, chip, tally
 
 __all__ = [
     "POLL_S",
@@ -422,11 +422,9 @@ def _format_outcome(snapshot: ForkSnapshot) -> str:
     return f"{winners} → commit {fork.commit}" + ("" if fork.undone is None else f", undone by {fork.undone}")
 
 
-class WatchApp(App[None]):
+class WatchApp(ThemedApp):
     """The application of ``forkwise watch``."""
 
-    TITLE = "forkwise"
-    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "theme", "light/dark", show=False)]
 
     def __init__(self, model: ForkModel) -> None:
@@ -436,7 +434,3 @@ class WatchApp(App[None]):
     def on_mount(self) -> None:
         """Show the fork."""
         self.push_screen(WatchScreen(self.model))
-
-    def action_theme(self) -> None:
-        """Switch between the light and the dark theme."""
-        self.theme = "textual-light" if self.current_theme.dark else "textual-dark"

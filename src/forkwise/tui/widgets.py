@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, TextIO, cast
 
 from rich.text import Text
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
@@ -33,9 +33,21 @@ __all__ = [
     "PageScreen",
     "QuestionScreen",
     "TextLine",
+    "ThemedApp",
     "chip",
     "tally",
 ]
+
+
+class ThemedApp(App[None]):
+    """An application with a light and a dark theme, which a binding of the subclass switches."""
+
+    TITLE = "forkwise"
+    ENABLE_COMMAND_PALETTE = False
+
+    def action_theme(self) -> None:
+        """Switch between the light and the dark theme."""
+        self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
 
 
 class TextLine(Static):

@@ -11,13 +11,12 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.notifications import SeverityLevel
 
 from forkwise.display.output import printable
 from forkwise.tui.chat.screen import ChatScreen
-from forkwise.tui.widgets import DetachableDriver
+from forkwise.tui.widgets import DetachableDriver, ThemedApp
 
 if TYPE_CHECKING:
     from forkwise.chat.session import Session
@@ -31,14 +30,12 @@ _CONFIRM_S = 3.0  # seconds in which a second ctrl+c ends the chat
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class ChatApp(App[None]):
+class ChatApp(ThemedApp):
     """A chat in a terminal.
 
     ``failure`` is the error that kept it from starting or ending, ``ended_by`` the signal that ended it.
     """
 
-    TITLE = "forkwise"
-    ENABLE_COMMAND_PALETTE = False
     # The chat has a line for notices. On the other screens, at the bottom they would cover keys and input.
     CSS = "ToastRack { dock: top; align: right top; } ChatScreen ToastHolder { display: none; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -146,10 +143,6 @@ class ChatApp(App[None]):
 
     def _stop_confirming(self) -> None:
         self._is_confirming = False
-
-    def action_theme(self) -> None:
-        """Switch between the light and the dark theme."""
-        self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
 
 
 async def chat_in_panels(open_session: SessionOpener) -> signal.Signals | None:

@@ -17,7 +17,7 @@ from textual.widgets import Button, Label
 
 from forkwise.chat.events import ApprovalAsked, Judged
 from forkwise.display.output import printable
-from forkwise.tui.tool_call import shorten
+from forkwise.text.clean import truncate_line
 from forkwise.tui.widgets import TextLine
 
 __all__ = [
@@ -74,7 +74,7 @@ class ApprovalLine(TextLine):
         if self.event is not None:
             more = f" · {len(pending) - 1} more" if len(pending) > 1 else ""
             width = max(self.app.size.width - 4, 20)
-            line = Text(shorten(format_request(self.event), width))
+            line = Text(truncate_line(format_request(self.event), width))
             line.append(f"\n{_KEYS}{more}", style="bold")
             self.show(line)
 

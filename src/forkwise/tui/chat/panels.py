@@ -25,7 +25,7 @@ from textual.widgets import Static
 from forkwise.chat.events import CostChanged
 from forkwise.chat.render import format_price
 from forkwise.display.output import printable
-from forkwise.tui.tool_call import shorten
+from forkwise.text.clean import truncate_line
 from forkwise.tui.transcript import Transcript
 from forkwise.tui.widgets import TextLine
 
@@ -142,7 +142,7 @@ class TabStrip(Widget):
         chips = [(OVERVIEW, Text("[+ overview] "))]
         for label, state in self._branches:
             sign = branch_chip(state, word=False)
-            chips.append((label, Text.assemble("[", sign, f" {shorten(printable(label), _LABEL)}] ")))
+            chips.append((label, Text.assemble("[", sign, f" {truncate_line(printable(label), _LABEL)}] ")))
         here = self.names.index(self.current)
         first = 0
         while first < here and sum(chip.cell_len for _, chip in chips[first : here + 1]) > self.size.width:
@@ -432,7 +432,7 @@ class BranchPanel(Vertical):
         title = Text.assemble(f"branch {printable(self.label)} · ", branch_chip(self.shown_state))
         title.append(f" · {self._note}")
         if self.error:
-            title.append(f" · {shorten(printable(self.error), 200)}")
+            title.append(f" · {truncate_line(printable(self.error), 200)}")
         self._title.show(title)
         self.transcript.flush()
 

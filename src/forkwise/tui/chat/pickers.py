@@ -19,9 +19,9 @@ from textual.worker import WorkType
 
 from forkwise.chat.settings import MOST_BRANCHES, BranchRow, ForkForm, Settings, build_form
 from forkwise.display.output import printable
+from forkwise.text.clean import truncate_line
 from forkwise.tui.chat.panels import branch_chip
 from forkwise.tui.diff_view import DiffView
-from forkwise.tui.tool_call import shorten
 from forkwise.tui.widgets import TextLine
 
 __all__ = [
@@ -293,7 +293,7 @@ class MergePicker(Screen[str | None]):
         mark = "▪" if row.label in self.marked else " "
         star = " ← judge's choice" if row.label == self.preferred and self.why else ""
         line = Text.assemble(f"{mark}{number + 1} ", (printable(row.label), "bold"), "  ", branch_chip(row.state))
-        line.append(f"{star}  {shorten(printable(row.last), 200)}")
+        line.append(f"{star}  {truncate_line(printable(row.last), 200)}")
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
 
