@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -116,14 +117,10 @@ def _list_codex(scope: Scope, root: Path, options: Sequence[str]) -> list[_Targe
     return [_Target(folder / "config.toml", ("mcp_servers", _NAME), value, is_toml=True)]
 
 
-def _list_gemini(scope: Scope, root: Path, options: Sequence[str]) -> list[_Target]:
-    folder = root / ".gemini" if scope == "project" else Path(os.path.expanduser("~/.gemini"))
-    return [_Target(folder / "settings.json", ("mcpServers", _NAME), _plain_server(scope, options))]
-
-
-def _list_cursor(scope: Scope, root: Path, options: Sequence[str]) -> list[_Target]:
-    folder = root / ".cursor" if scope == "project" else Path(os.path.expanduser("~/.cursor"))
-    return [_Target(folder / "mcp.json", ("mcpServers", _NAME), _plain_server(scope, options))]
+def _list_plain(file: str, scope: Scope, root: Path, options: Sequence[str]) -> list[_Target]:
+    """List the one file of a client that has the same name in a project as in the home directory."""
+    folder = root if scope == "project" else Path(os.path.expanduser("~"))
+    return [_Target(folder / file, ("mcpServers", _NAME), _plain_server(scope, options))]
 
 
 def _list_vscode(scope: Scope, root: Path, options: Sequence[str]) -> list[_Target]:
@@ -147,8 +144,8 @@ def _plain_server(scope: Scope, options: Sequence[str]) -> dict[str, Any]:
 CLIENTS: Mapping[str, Callable[[Scope, Path, Sequence[str]], list[_Target]]] = {
     "claude": _list_claude,
     "codex": _list_codex,
-    "gemini": _list_gemini,
-    "cursor": _list_cursor,
+    "gemini": partial(_list_plain, ".gemini/settings.json"),
+    "cursor": partial(_list_plain, ".cursor/mcp.json"),
     "vscode": _list_vscode,
     "opencode": _list_opencode,
 }

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
-from forkwise.explore.evidence.summary import Summaries
+from forkwise.explore.evidence.summary import Summaries, format_feedback
 from forkwise.explore.pattern import Options, Pattern, Search
-from forkwise.fork.attempt import Attempt, feedback_of
 from forkwise.fork.candidate import Candidate, Subject
 
 if TYPE_CHECKING:
+    from forkwise.fork.attempt import Attempt
     from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["Cascaded"]
@@ -59,13 +59,8 @@ class Cascaded(Pattern):
                     return attempt
             if search.stopped is not None:
                 break
-            learned += [await self._describe(attempt) for attempt in wave if attempt.fault is None]
+            learned += [await format_feedback(attempt, self._summaries) for attempt in wave if attempt.fault is None]
         return None
-
-    async def _describe(self, attempt: Attempt) -> str:
-        if self._summaries is None:
-            return feedback_of(attempt)
-        return (await self._summaries.summarise(attempt)).format_feedback()
 
     def _add(self, search: Search, index: int, learned: list[str]) -> Attempt:
         if callable(self._task):

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from forkwise.concurrency import run_in_thread, try_call
-from forkwise.explore.evidence.summary import Summaries
+from forkwise.explore.evidence.summary import Summaries, format_feedback
 from forkwise.explore.pattern import Options, Pattern, Search
-from forkwise.fork.attempt import Attempt, feedback_of
 from forkwise.fork.candidate import Candidate, Subject, describe_error
 
 if TYPE_CHECKING:
+    from forkwise.fork.attempt import Attempt
     from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["Reflexion"]
@@ -65,14 +65,10 @@ class Reflexion(Pattern):
 
     async def _criticise(self, attempt: Attempt) -> str:
         if self._critique is None or attempt.branch is None:
-            return await self._describe(attempt)
+            return await format_feedback(attempt, self._summaries)
         try:
             path = await run_in_thread(lambda: attempt.own_branch.path)
             return str((await try_call(self._critique, path)).get())
         except Exception as error:  # noqa: BLE001 - a failing critique does not end the search
-            return f"{await self._describe(attempt)}\n\n(the critique failed: {describe_error(error)})"
-
-    async def _describe(self, attempt: Attempt) -> str:
-        if self._summaries is None:
-            return feedback_of(attempt)
-        return (await self._summaries.summarise(attempt)).format_feedback()
+            feedback = await format_feedback(attempt, self._summaries)
+            return f"{feedback}\n\n(the critique failed: {describe_error(error)})"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from forkwise.concurrency import run_in_thread
 from forkwise.errors import BranchingError, ForkwiseWarning
 from forkwise.files.versions import ChangedLines, count_changed_lines
+from forkwise.fork.attempt import feedback_of
 from forkwise.fork.candidate import describe_error
 from forkwise.telemetry import chat_span
 from forkwise.text.clean import clean_text, truncate, truncate_line, truncate_middle
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.fork.attempt import Attempt
 
-__all__ = ["AttemptSummary", "FileSummary", "Summaries", "format_summaries"]
+__all__ = ["AttemptSummary", "FileSummary", "Summaries", "format_feedback", "format_summaries"]
 
 _MAX_FILES = 20
 _MAX_ITEMS = 8  # decisions, errors
@@ -241,6 +242,11 @@ class Summaries:
         values = {field.name: getattr(summary, field.name) for field in fields(summary)}
         own = {"decisions": _bound(learned.decisions), "errors": _bound(learned.errors), "is_by_model": True}
         return AttemptSummary(**(values | own))
+
+
+async def format_feedback(attempt: Attempt, summaries: Summaries | None) -> str:
+    """Format what later attempts can learn from one: its summary; without ``summaries`` its message and its output."""
+    return feedback_of(attempt) if summaries is None else (await summaries.summarise(attempt)).format_feedback()
 
 
 def _count_lines(branch: Branch) -> tuple[list[ChangedLines], int]:
