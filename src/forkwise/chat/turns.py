@@ -6,11 +6,10 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pydantic_ai.messages import ModelResponse
-
 from forkwise.chat.events import Moved, Notice, TurnBegan, TurnEnded, error_text
 from forkwise.chat.storage import LOADING, MERGED
 from forkwise.concurrency import finish
+from forkwise.conversation.adopt import drop_empty_response
 from forkwise.conversation.flows import leaves
 from forkwise.conversation.talk import RECOMBINATIONS, Answer, Talk, Turn, recombine, text_of
 from forkwise.conversation.walker import add_combination, diff_branches
@@ -118,7 +117,7 @@ class Turns:
 
     def _record_messages(self, turn: Turn, messages: Sequence[ModelMessage]) -> None:
         before = turn.node
-        turn.record(_strip_empty_response(messages))
+        turn.record(drop_empty_response(messages))
         if turn.node is not before:
             self._mark_merges(self._services.chat.move_to(turn.node))
             self._services.chat.save()
@@ -126,12 +125,6 @@ class Turns:
     def _mark_merges(self, node: Node) -> None:
         while self._merged_forks:
             self._services.chat.mark(MERGED, self._merged_forks.pop(), node)
-
-
-def _strip_empty_response(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-    """Drop a last response without parts, which a failed request leaves behind."""
-    last = messages[-1] if messages else None
-    return messages[:-1] if isinstance(last, ModelResponse) and not last.parts else messages
 
 
 class Navigation:

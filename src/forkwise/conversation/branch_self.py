@@ -35,6 +35,7 @@ from forkwise.conversation.talk import (
     recombine,
 )
 from forkwise.errors import BranchingError
+from forkwise.text.clean import truncate
 
 __all__ = [
     "BranchSelf",
@@ -95,7 +96,7 @@ class Branched:
         return "\n\n".join([*blocks, *filter(None, [self.recombined.text])])
 
     def _format(self, number: int, way: Way) -> str:
-        name = f"Branch {number} ({_shorten(way.prompt, _MAX_PROMPT)!r})"
+        name = f"Branch {number} ({truncate(way.prompt, _MAX_PROMPT)!r})"
         if way.error is not None:
             return f"{name} failed: {way.error}"
         text = way.text.strip() or "(no answer)"
@@ -105,10 +106,6 @@ class Branched:
         tree = f"conversation {self.conversation}" if self.conversation else "the conversation"
         rest = f"[{len(text) - limit} more characters in message {way.node.id} of {tree}]"
         return f"{name}:\n{text[:limit]}\n{rest}"
-
-
-def _shorten(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 @dataclass(slots=True)

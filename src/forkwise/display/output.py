@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.display.columns import GAP, Fit, fit_columns, measure_cell
+from forkwise.text.clean import escape_character
 
 if TYPE_CHECKING:
     from rich.console import Console, OverflowMethod
@@ -219,13 +220,7 @@ def printable(text: str, keep: str = "") -> str:
     """Replace control characters and undecodable bytes by escapes, except the characters in ``keep``."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":  # a byte of a name that is not UTF-8
-        return f"\\x{ord(character) - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode()
+    return "".join(c if c.isprintable() or c in keep else escape_character(c) for c in text)
 
 
 _CELLS = {

@@ -26,6 +26,7 @@ from forkwise.live.backends.foreign import adapt_backend
 from forkwise.live.backends.local import DiskBackend
 from forkwise.live.checkpoints import CheckpointCapability, CheckpointFrequency, CheckpointStore
 from forkwise.live.deps import DeepAgentDeps, Todo
+from forkwise.text.clean import escape_invalid
 
 if TYPE_CHECKING:
     from forkwise.live.capability import LiveForkCapability
@@ -151,9 +152,9 @@ async def execute(ctx: RunContext[DeepAgentDeps], command: str, timeout: float |
     try:
         done = await adapt_backend(ctx.deps.backend).async_execute(command, timeout)
     except (OSError, BranchingError) as error:
-        return _escape_invalid(f"Error: {error}")
+        return escape_invalid(f"Error: {error}")
     note = "\n(the output was truncated)" if done.truncated else ""
-    return f"{_escape_invalid(done.output)}{note}\nexit code: {done.exit_code}"
+    return f"{escape_invalid(done.output)}{note}\nexit code: {done.exit_code}"
 
 
 async def write_todos(ctx: RunContext[DeepAgentDeps], todos: list[Todo]) -> str:
@@ -213,9 +214,9 @@ async def _run_tool(ctx: RunContext[DeepAgentDeps], work: Callable[[Backend], st
     """Run a tool on the files in a thread. Return its answer, or the error as text."""
     try:
         files = adapt_backend(ctx.deps.backend)
-        return _escape_invalid(await finish_then_cancel(run_in_thread(work, files)))
+        return escape_invalid(await finish_then_cancel(run_in_thread(work, files)))
     except (OSError, ValueError, BranchingError) as error:
-        return _escape_invalid(f"Error: {error}")
+        return escape_invalid(f"Error: {error}")
 
 
 def _format_files(found: list[FileInfo], otherwise: str) -> str:
@@ -227,11 +228,6 @@ def _format_files(found: list[FileInfo], otherwise: str) -> str:
 def _format_lines(lines: list[str], otherwise: str) -> str:
     more = [f"... and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
     return "\n".join(lines[:_MAX_LINES] + more) or otherwise
-
-
-def _escape_invalid(text: str) -> str:
-    """Escape surrogates, which stand for file names that are not UTF-8: no provider accepts them."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 _FILES_PROMPT = """\

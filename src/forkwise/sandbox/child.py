@@ -43,6 +43,7 @@ from forkwise.sandbox.jail import (
     join_groups,
     set_dumpable,
 )
+from forkwise.text.clean import escape_invalid
 
 __all__ = [
     "Entrance",
@@ -291,7 +292,7 @@ class FunctionCall:
                 self._enter_sandbox(sandbox)
                 signal.pthread_sigmask(signal.SIG_SETMASK, signals)
             except BaseException as error:
-                answer.write(to_json({"failed": _clean(f"{type(error).__name__}: {error}")}))
+                answer.write(to_json({"failed": escape_invalid(f"{type(error).__name__}: {error}")}))
                 raise
             try:
                 answer.write(_encode_value(self.target(Path(self.directory))))
@@ -471,11 +472,7 @@ def _encode_error(error: BaseException) -> bytes:
         "message": message,
         "traceback": "".join(traceback.format_exception(error)),
     }
-    return to_json({key: _clean(text) for key, text in document.items()})
-
-
-def _clean(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
+    return to_json({key: escape_invalid(text) for key, text in document.items()})
 
 
 def _build_unreadable(reason: str) -> Result:

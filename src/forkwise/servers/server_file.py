@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from forkwise.config.config_file import SERVERS, ConfigFile, read_workspace_config
 from forkwise.errors import ConfigError
 from forkwise.files.store.branch_info import DataDirectories
+from forkwise.text.clean import truncate
 
 __all__ = [
     "Readiness",
@@ -223,7 +224,7 @@ def _parse_server(name: str, table: object) -> Server:
         try:
             values[field_name] = read(value)
         except _ValueError as error:
-            raise _ValueError(f"{key} in {where} takes {error}, not {_shorten(value)}") from None
+            raise _ValueError(f"{key} in {where} takes {error}, not {truncate(repr(value), 100)}") from None
     for key in ("command", "ready"):
         if key not in values:
             raise _ValueError(f"{where} has no {key}")
@@ -237,11 +238,6 @@ def _parse_server(name: str, table: object) -> Server:
             "branch with a copy-on-write view of it, which is dropped with the branch, or move it into the workspace"
         )
     return server
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:99]}…"
 
 
 def _read_text(value: object) -> str:

@@ -9,7 +9,16 @@ import codecs
 import re
 from collections.abc import Iterator
 
-__all__ = ["TerminalCleaner", "clean_text", "sections", "truncate", "truncate_line", "truncate_middle"]
+__all__ = [
+    "TerminalCleaner",
+    "clean_text",
+    "escape_character",
+    "escape_invalid",
+    "sections",
+    "truncate",
+    "truncate_line",
+    "truncate_middle",
+]
 
 _CUT = "\n[…]\n"
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z^_])")
@@ -25,6 +34,22 @@ def clean_text(text: bytes | str) -> str:
     # A string may contain a lone surrogate (JSON can escape one), which no file and no database accepts.
     data = text.encode("utf-8", "replace") if isinstance(text, str) else text
     return _ESCAPES.sub("", data.decode("utf-8", "replace")).translate(_CONTROLS)
+
+
+def escape_character(character: str) -> str:
+    r"""Return the escape of a character that is not printable; of a byte that is not UTF-8, its number.
+
+    >>> escape_character("\x1b"), escape_character("\udcff")
+    ('\\x1b', '\\xff')
+    """
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def escape_invalid(text: str) -> str:
+    """Escape surrogates, which stand for file names that are not UTF-8: neither JSON nor a provider accepts them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def truncate_middle(text: str, limit: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from forkwise.display.html.markup import Child, Markup, build_element, join_markup
+from forkwise.display.html.markup import Child, Markup, build_element, build_title, join_markup
 from forkwise.web.admission import FORM_HEADER, Visitor
 
 __all__ = ["Asset", "build_panel", "load_assets", "render_fragment", "render_shell"]
@@ -71,7 +71,7 @@ def render_shell(title: str, body: Child, visitor: Visitor, *, events: str | Non
         build_element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         build_element("meta", name="color-scheme", content="light dark"),
         build_element("meta", name="htmx-config", content=_SETTINGS),
-        build_element("title", Markup(_plain_title(title))),
+        build_title(title),
         build_element("link", rel="icon", href=assets["icon.svg"].address, type="image/svg+xml"),
         [build_element("link", rel="stylesheet", href=assets[name].address) for name in ("page.css", "web.css")],
         [
@@ -114,11 +114,6 @@ def _render_help() -> Markup:
     return build_element(
         "dialog", title, build_element("dl", rows, class_="keys"), close, id="keys", aria_labelledby="keys-title"
     )
-
-
-def _plain_title(title: str) -> str:
-    plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in title)
-    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def build_panel(name: str, address: str, content: Child, *, trigger: str) -> Markup:

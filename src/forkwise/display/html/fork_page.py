@@ -20,7 +20,7 @@ from forkwise.agents.agent_event import format_step
 from forkwise.display.attempt_report import AttemptReport, ForkReport
 from forkwise.display.board import usage_text
 from forkwise.display.html.diff_table import ChangeSummary, describe_file, is_generated, render_diff
-from forkwise.display.html.markup import Child, Markup, build_element, join_markup
+from forkwise.display.html.markup import Child, Markup, build_element, build_title, join_markup
 from forkwise.display.output import size_text
 from forkwise.ledger.stored_changes import StoredChanges
 from forkwise.testing.report import TestFailure
@@ -89,16 +89,10 @@ def render_page(title: str, body: Child) -> str:
         build_element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         build_element("meta", name="color-scheme", content="light dark"),
         build_element("meta", name="referrer", content="no-referrer"),
-        build_element("title", Markup(_escape_title(title))),
+        build_title(title),
         build_element("style", Markup(style)),
     )
     return f"<!doctype html>\n{build_element('html', head, build_element('body', body), lang='en')}\n"
-
-
-def _escape_title(title: str) -> str:
-    """Escape the title, which cannot contain elements: characters that are not drawn become replacement characters."""
-    plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in title)
-    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 @cache

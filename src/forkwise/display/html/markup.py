@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from html import escape
 from typing import TypeAlias
 
-__all__ = ["Child", "Markup", "build_element", "escape_text", "join_markup"]
+from forkwise.text.clean import escape_character
+
+__all__ = ["Child", "Markup", "build_element", "build_title", "escape_text", "join_markup"]
 
 _VOID = {"br", "hr", "meta", "col", "wbr", "link", "input", "img"}
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
@@ -86,18 +88,21 @@ def escape_text(text: str) -> Markup:
         else:
             marks = marks + 1 if unicodedata.category(character)[0] == "M" else 0
             is_shown = character.isprintable() and marks <= _MAX_MARKS
-        parts.append(escape(character) if is_shown else f'<span class="esc">{_format_escape(character)}</span>')
+        parts.append(escape(character) if is_shown else f'<span class="esc">{escape_character(character)}</span>')
     return Markup("".join(parts))
 
 
-def _format_escape(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":  # a byte of a name or content that is not UTF-8
-        return f"\\x{ord(character) - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode()
+def build_title(title: str) -> Markup:
+    """Build the title of a page, which cannot contain elements: what is not drawn becomes replacement characters."""
+    return build_element("title", Markup(escape(_replace_unprintable(title), quote=False)))
 
 
 def _escape_attribute(value: str) -> str:
-    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value))
+    return escape(_replace_unprintable(value))
+
+
+def _replace_unprintable(text: str) -> str:
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _check_name(name: str) -> str:
