@@ -179,8 +179,7 @@ class ThreadFiles:
     def drop_task(self, branch: Branch) -> None:
         """Drop what a task changed."""
         with self._changed, suppress(BranchNotFoundError):
-            if branch.status not in ("committed", "aborted"):
-                branch.abort()
+            branch._abort_if_open()
 
     def _continues(self, mark: _Mark, position: Position) -> bool:
         """Return whether the thread's branch is at ``position``, or ahead of it by tasks of the same step."""

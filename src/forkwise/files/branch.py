@@ -541,7 +541,7 @@ class Branch(Parent):
         from forkwise.files.versions import Versions, file_diffs  # noqa: PLC0415
         from forkwise.text.diff import unified  # noqa: PLC0415 - loaded on use
 
-        with self._lock(), Versions(self.target, self.parent.lowers, self.view_kind.mark_prefixes) as versions:
+        with self._lock(), Versions.of(self) as versions:
             scan = self._scan_kept(ignore)
             return (scan.delta().databases if scan.data else "") + unified(file_diffs(versions, scan))
 
@@ -657,6 +657,11 @@ class Branch(Parent):
         except OSError as error:
             raise AbortError(f"{self.branch_path} could not be aborted: {error}", branch=self.name) from error
         self._ended = "aborted"
+
+    def _abort_if_open(self) -> None:
+        """Abort the branch unless it was committed or aborted before."""
+        if self.status not in ("committed", "aborted"):
+            self.abort()
 
     def rebase(self, *, merge: bool = True) -> Rebase:
         """Rebase a stale branch onto the current state of its parent.

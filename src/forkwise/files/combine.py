@@ -77,7 +77,7 @@ def scan_sibling(branch: Branch) -> Scan:
         found += find_conflicts(scan, info.forked_at_earliest)
     if found:
         entries = {e.path: e for e in scan.entries}
-        with Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes) as versions:
+        with Versions.of(branch) as versions:
             found = [c for c in found if c.path not in entries or not versions.is_same(entries[c.path])]
     if found:
         shown = "; ".join(str(c) for c in found[:5]) + ("; …" if len(found) > 5 else "")

@@ -205,14 +205,11 @@ def _merge_repositories(branch: Branch, info: BranchInfo, scan: Scan, on_conflic
         is_older = entry.old is not None and scan.rolled_back.ctime(entry.old) < forked
         return is_older and not entry.appeared and not info.rebased
 
-    def open_versions() -> Versions:
-        return Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes)
-
     if is_nested:
         return keep_references(
             target,
             scan.entries,
-            open_versions,
+            lambda: Versions.of(branch),
             label=label,
             conflicts=[conflict.path for conflict in unresolved(info, scan)],
             are_old_lost=on_conflict == "ours",
@@ -220,7 +217,7 @@ def _merge_repositories(branch: Branch, info: BranchInfo, scan: Scan, on_conflic
     merge = merge_repositories(
         target,
         scan.entries,
-        open_versions,
+        lambda: Versions.of(branch),
         label=label,
         scratch=branch.home,
         is_unchanged=is_unchanged,
@@ -455,7 +452,7 @@ class _Resolution:
     ) -> None:
         from forkwise.files.rebase import merge_conflicts  # noqa: PLC0415 - rarely needed
 
-        with Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes) as versions:
+        with Versions.of(branch) as versions:
             same = [c for c in found if c.path in entries and versions.is_same(entries[c.path])]
             self.dropped |= {c.path for c in same}
             left = [c for c in found if c not in same]

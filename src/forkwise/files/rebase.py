@@ -121,7 +121,7 @@ def compare_with_parent(branch: Branch, *, scan: bool = True) -> Standing:
         found = branch._scan_kept(None)
         edited = [] if branch._commits_into_layer else find_conflicts(found, info.forked_at_earliest)
         entries = {e.path: e for e in found.entries}
-        with Versions(branch.target, parent.lowers, branch.view_kind.mark_prefixes) as versions:
+        with Versions.of(branch) as versions:
             edited = [c for c in edited if c.path not in entries or not versions.is_same(entries[c.path])]
         return Standing({}, tuple(edited), tuple(unresolved(info, found)), info.rebased)
 
@@ -142,7 +142,7 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
         scan = branch._scan()
         ignored = find_ignored(branch, scan, branch.ignore)
         entries = {e.path: e for e in scan.entries}
-        with Versions(branch.target, parent.lowers, branch.view_kind.mark_prefixes) as versions:
+        with Versions.of(branch) as versions:
             old = unresolved(info, scan)
             found = [c for c in find_conflicts(scan, info.forked_at_earliest) if c.path not in {o.path for o in old}]
             found, old = (

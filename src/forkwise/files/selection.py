@@ -77,9 +77,7 @@ def align_branches(parent: Parent, branches: Mapping[str, Branch]) -> list[Align
         stack.enter_context(locked(parent.state_dir.state))
         for name, branch in branches.items():
             scan = scan_sibling(branch)
-            versions = stack.enter_context(
-                Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes)
-            )
+            versions = stack.enter_context(Versions.of(branch))
             for change in file_diffs(versions, scan):
                 if change.old != change.new:
                     changed.setdefault(change.path, {})[name] = change

@@ -59,6 +59,11 @@ class Versions:
         self._lower = Lower(lowers, mark_prefixes)
         self._layer = open_root(layer)
 
+    @classmethod
+    def of(cls, branch: Branch) -> Versions:
+        """Open the versions of a branch."""
+        return cls(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes)
+
     def close(self) -> None:
         """Close the descriptors."""
         self._lower.close()
@@ -166,14 +171,14 @@ def read_changes(branch: Branch, *, listed: int, files: int, size: int, file_siz
         data = [change for change in scan.delta() if change.files] if scan.data else []
         scan = replace(scan.without(scan.list_data_paths()), data=())
         record_scanned_bases(branch, scan)
-        total = sum(1 for entry in scan.entries if not _is_directory(entry)) + len(data)
+        total = sum(1 for entry in scan.entries if not entry.is_directory) + len(data)
         touched = [directory for directory in scan.touched if directory.is_changed]
         entries = nsmallest(listed, scan.entries, key=lambda e: (e.old is None, e.path.count("/"), e.path))
         first = replace(scan, entries=entries, touched=touched[: listed - len(entries)])
         delta = first.delta(find_executables(branch, first, thorough=False), read_repositories(branch, scan)).add(data)
         bounds = _Bounds(files, size, file_size)
         found = []
-        with Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes) as versions:
+        with Versions.of(branch) as versions:
             for entry in entries:
                 limit = file_size if bounds.admit([entry.old, entry.new]) else -1
                 old = _read_version(entry.old, entry, versions.old, limit)
@@ -223,7 +228,7 @@ def count_changed_lines(branch: Branch, max_files: int) -> tuple[list[ChangedLin
     with ExitStack() as stack:
         stack.enter_context(locked(branch.state_dir.state))
         branch._recover()
-        versions = stack.enter_context(Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes))
+        versions = stack.enter_context(Versions.of(branch))
         scan = drop_repositories(branch, branch._scan())
         scan = scan.without(scan.list_data_paths())
         found = sorted((e for e in scan.entries if _is_file(e.old) or _is_file(e.new)), key=lambda e: e.path)
@@ -250,10 +255,7 @@ def find_executables(branch: Branch, scan: Scan, *, thorough: bool = True) -> di
     """Return the changed paths that are executable configuration, each with what will run or read it."""
     from forkwise.files.executable_config import find_executable_config  # noqa: PLC0415 - loaded on use
 
-    def open_versions() -> Versions:
-        return Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes)
-
-    return find_executable_config(branch, scan, open_versions, thorough=thorough)
+    return find_executable_config(branch, scan, lambda: Versions.of(branch), thorough=thorough)
 
 
 def drop_repositories(branch: Branch, scan: Scan) -> Scan:
@@ -270,7 +272,7 @@ def drop_repositories(branch: Branch, scan: Scan) -> Scan:
     entries = [e for e in scan.entries if e.path in paths]
     shown = set(find_executables(branch, replace(scan, entries=entries, touched=[])))
     new = tuple(f"{e.path}/" for e in entries if e.name == ".git" and e.old is None)  # has git's own info/exclude
-    patterns = [e for e in entries if "/info/" in e.path and "/objects/" not in e.path and not _is_directory(e)]
+    patterns = [e for e in entries if "/info/" in e.path and "/objects/" not in e.path and not e.is_directory]
     shown |= {e.path for e in patterns if not e.path.startswith(new)}
     found = scan.without(paths - shown)
     found.repository = entries
@@ -283,10 +285,7 @@ def read_repositories(branch: Branch, scan: Scan) -> tuple[RepositoryChange, ...
         return ()
     from forkwise.git.repository_change import read_repository_changes  # noqa: PLC0415 - loaded on use
 
-    def open_versions() -> Versions:
-        return Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes)
-
-    return read_repository_changes(branch.workspace.target, scan.repository, open_versions)
+    return read_repository_changes(branch.workspace.target, scan.repository, lambda: Versions.of(branch))
 
 
 def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
@@ -304,12 +303,12 @@ def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
     touched = [t.path for t in scan.touched if t.path and t.is_changed]
 
     def select(entries: Iterable[Entry], directories: Iterable[str] = ()) -> None:
-        paths = {f"{e.path}/" if _is_directory(e) else e.path: e.path for e in entries}
+        paths = {f"{e.path}/" if e.is_directory else e.path: e.path for e in entries}
         paths |= {f"{path}/": path for path in directories}
         ignored.update(paths[path] for path in select_ignored(branch.workspace.target, paths, ignore))
 
     def inside(*, directories: bool) -> list[Entry]:
-        return [e for e in scan.entries if not e.unit and _is_directory(e) == directories and e.path not in ignored]
+        return [e for e in scan.entries if not e.unit and e.is_directory == directories and e.path not in ignored]
 
     with remember_answers():
         select((e for e in scan.entries if e.unit), touched)  # all at once, because each call of git takes time
@@ -321,7 +320,7 @@ def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
         select(inside(directories=False))
     _add_hollow(scan, ignored)
     for entry in scan.entries:  # if a file replaces a directory, nothing in the directory can stay
-        if entry.unit and entry.new and not _is_directory(entry) and entry.old and stat.S_ISDIR(entry.old.st_mode):
+        if entry.unit and entry.new and not entry.is_directory and entry.old and stat.S_ISDIR(entry.old.st_mode):
             ignored = {path for path in ignored if not path.startswith(f"{entry.path}/")}
     return ((ignored | ignored_touched) - scan.list_data_paths()) | dropped
 
@@ -343,11 +342,6 @@ def list_ignored_tops(branch: Branch, scan: Scan, ignore: Ignore | None) -> list
     return sorted(path for path in ignored & changed if path.rpartition("/")[0] not in ignored)
 
 
-def _is_directory(entry: Entry) -> bool:
-    found = entry.new or entry.old
-    return found is not None and stat.S_ISDIR(found.st_mode)
-
-
 def _spread(scan: Scan, ignored: set[str]) -> None:
     """Add everything below the ignored paths; a scan lists a directory before what is in it."""
     if ignored:
@@ -360,7 +354,7 @@ def _add_hollow(scan: Scan, ignored: set[str]) -> None:
         return
     hollow = {path.rpartition("/")[0] for path in ignored}
     kept = Counter(e.directory for e in scan.entries if e.path not in ignored)
-    added = {e.path for e in scan.entries if e.old is None and _is_directory(e)}
+    added = {e.path for e in scan.entries if e.old is None and e.is_directory}
     for path in sorted(added - ignored, key=lambda path: path.count("/"), reverse=True):
         if path in hollow and not kept[path]:
             above = path.rpartition("/")[0]
@@ -393,7 +387,7 @@ def compare(first: Branch, second: Branch) -> str:
 
 def _changes(branch: Branch, stack: ExitStack) -> Iterator[FileDiff]:
     branch._recover()
-    versions = stack.enter_context(Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes))
+    versions = stack.enter_context(Versions.of(branch))
     scan = drop_repositories(branch, branch._scan())
     return file_diffs(versions, scan.without(find_ignored(branch, scan, branch.ignore)))
 

@@ -134,13 +134,13 @@ class AgentFiles:
             branch = await finish_then_cancel(creation)
         except asyncio.CancelledError:
             if not creation.exception():
-                await finish(run_in_thread(_abort_if_open, creation.result()))
+                await finish(run_in_thread(creation.result()._abort_if_open))
             raise
         try:
             done = await arun_in_branch(branch, argv, **options)
             await finish_then_cancel(run_in_thread(self._commit_branch, branch))
         except BaseException:
-            await finish(run_in_thread(_abort_if_open, branch))
+            await finish(run_in_thread(branch._abort_if_open))
             raise
         return done
 
@@ -151,7 +151,7 @@ class AgentFiles:
             yield branch
             self._commit_branch(branch)
         except BaseException:
-            _abort_if_open(branch)
+            branch._abort_if_open()
             raise
 
     def _create_branch(self) -> Branch:
@@ -165,12 +165,6 @@ class AgentFiles:
             land(branch, "last_write_wins")
         else:
             branch.abort()
-
-
-def _abort_if_open(branch: Branch) -> None:
-    """Abort ``branch`` unless it was committed or aborted before."""
-    if branch.status not in ("committed", "aborted"):
-        branch.abort()
 
 
 #: The provider in the references (``WorkspaceRef``) that name branches.

@@ -25,6 +25,7 @@ from forkwise.errors import BranchingError, CommitError
 from forkwise.files.branch import Branch
 from forkwise.files.file_tree import FileTree
 from forkwise.fork.candidate import describe_error, describe_value, to_bool, to_score
+from forkwise.linux.trees import list_above
 from forkwise.servers.data_branch import hold_data, record_data
 
 if TYPE_CHECKING:
@@ -338,12 +339,7 @@ def list_ignored(branch: Branch) -> list[str]:
     for one in chain:
         with one._lock():
             found.update(list_ignored_tops(one, one._scan(), outermost.ignore))
-    return sorted(path for path in found if not any(above in found for above in _list_above(path)))
-
-
-def _list_above(path: str) -> list[str]:
-    names = path.split("/")
-    return ["/".join(names[:count]) for count in range(1, len(names))]
+    return sorted(path for path in found if not any(above in found for above in list_above(path)))
 
 
 def drop_ignored(scratch_branch: Branch) -> list[str]:

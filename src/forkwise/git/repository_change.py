@@ -475,7 +475,7 @@ def _compare(top: str, directory: str, inside: Mapping[str, Entry], versions: Ve
             references.append(ReferenceChange(name, old, new, max(commits - amended, 1 if commits else 0)))
     head = ours.head if "HEAD" in inside and ours.head != theirs.head else None
     stashes = len({line.new for line in ours.log("refs/stash")} - {line.new for line in theirs.log("refs/stash")})
-    plain = [path for path, entry in inside.items() if path and not is_data(path) and not _is_directory(entry)]
+    plain = [path for path, entry in inside.items() if path and not is_data(path) and not entry.is_directory]
     return RepositoryChange(
         top,
         tuple(references),
@@ -484,11 +484,6 @@ def _compare(top: str, directory: str, inside: Mapping[str, Entry], versions: Ve
         bool(plain),
         stashes,
     )
-
-
-def _is_directory(entry: Entry) -> bool:
-    found = entry.new or entry.old
-    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def _is_index_changed(ours: RepositorySide, theirs: RepositorySide) -> bool:

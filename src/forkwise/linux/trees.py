@@ -32,6 +32,7 @@ __all__ = [
     "copy_tree",
     "find_btrfs_id",
     "join",
+    "list_above",
     "list_extents",
     "mount_id",
     "open_beneath",
@@ -40,6 +41,7 @@ __all__ = [
     "proc_path",
     "remove_tree",
     "set_read_only",
+    "stat_entry",
     "writable",
 ]
 
@@ -58,6 +60,24 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 def join(directory: str, name: str) -> str:
     """Join two parts of a path relative to a root; the root itself is the empty string."""
     return f"{directory}/{name}" if directory else name
+
+
+def list_above(path: str) -> list[str]:
+    """List the directories above a path relative to a root, outermost first, without the root.
+
+    >>> list_above("src/deep/a.py")
+    ['src', 'src/deep']
+    """
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+
+
+def stat_entry(directory: int, name: str) -> os.stat_result | None:
+    """Return the status of an entry, of a symlink its own; None if there is no such entry."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def proc_path(fd: int, name: str) -> str:

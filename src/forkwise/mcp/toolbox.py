@@ -404,8 +404,7 @@ class Toolbox:
                     return {"committed": False, "conflicts": [_clash_facts(one) for one in combination.conflicts]}
                 commit = combination.branch.commit(on_conflict=on_conflict)
             finally:
-                if combination.branch.status not in ("committed", "aborted"):
-                    combination.branch.abort()
+                combination.branch._abort_if_open()
             more = {"merged": list(combination.merged)[:_LISTED]}
         record_branch_commit(workspace, commit)
         if group.startswith(GROUP_PREFIX) and not arguments.get("keep", False):

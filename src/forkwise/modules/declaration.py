@@ -138,7 +138,7 @@ class FileBranches:
             await finish_then_cancel(run_in_thread(_commit, creation.result()))
         except BaseException:
             state.done.set()
-            await finish(run_in_thread(_abort, await finish(creation)))
+            await finish(run_in_thread((await finish(creation))._abort_if_open))
             raise
         finally:
             self._live.remove(state)
@@ -162,11 +162,6 @@ def _commit(branch: Branch) -> None:
                 paths = ", ".join(sorted({c.path for c in conflicts}))
                 message = f"conflict with another branch that was committed first: {paths}"
                 raise ConflictError(message, branch=branch.name, conflicts=conflicts) from None
-
-
-def _abort(branch: Branch) -> None:
-    if branch.status not in ("committed", "aborted"):
-        branch.abort()
 
 
 BRANCH = "branch"

@@ -32,6 +32,7 @@ __all__ = [
     "parse_line",
     "parse_lines",
     "parse_rows",
+    "require",
 ]
 
 #: Entries of one line; a directory with more has several lines.
@@ -157,8 +158,8 @@ def parse_line(line: bytes) -> Directory:
         path, (is_first, mode, mtime_ns, attributes), packs, files, links = json.loads(line)
     except (ValueError, TypeError, RecursionError) as error:
         raise DamagedObjectError(f"a line of a manifest is malformed: {str(error)[:100]}") from error
-    _require(isinstance(packs, list) and isinstance(files, list) and isinstance(links, list), "a list is missing")
-    _require(len(files) + len(links) <= LARGEST_LINE, "a line of a manifest has too many entries")
+    require(isinstance(packs, list) and isinstance(files, list) and isinstance(links, list), "a list is missing")
+    require(len(files) + len(links) <= LARGEST_LINE, "a line of a manifest has too many entries")
     for pack in packs:
         check_digest(pack)
     if path != "":
@@ -173,7 +174,7 @@ def parse_line(line: bytes) -> Directory:
         tuple(_parse_link(row) for row in links),
     )
     names = [f.name for f in parsed.files] + [link.name for link in parsed.links]
-    _require(len(set(names)) == len(names), "a name is in a directory twice")
+    require(len(set(names)) == len(names), "a name is in a directory twice")
     return parsed
 
 
@@ -201,7 +202,7 @@ def check_digest(value: Any) -> str:
 
 def check_path(value: Any) -> str:
     """Return a path relative to a root; DamagedObjectError unless it stays below that root and is normal."""
-    _require(isinstance(value, str) and 0 < len(value) <= _LONGEST_PATH, "a path is empty or too long")
+    require(isinstance(value, str) and 0 < len(value) <= _LONGEST_PATH, "a path is empty or too long")
     for name in value.split("/"):
         _check_name(name)
     return str(value)
@@ -226,7 +227,7 @@ def _parse_file(row: Any, packs: list[str]) -> File:
             raise
         raise DamagedObjectError("a file of a manifest is malformed") from error
     _integer(size, _LARGEST_SIZE)
-    _require(sum(p.length for p in pieces) == size, "a file's content does not have the length of the file")
+    require(sum(p.length for p in pieces) == size, "a file's content does not have the length of the file")
     return File(
         _check_name(name),
         _integer(mode, 0o7777),
@@ -243,16 +244,16 @@ def _parse_piece(row: Any, packs: list[str]) -> Piece:
         return Piece("", "", 0, _integer(row[0], _LARGEST_SIZE))
     digest, number, offset, length = row
     _integer(number, len(packs) - 1)
-    _require(_integer(length, LARGEST_CHUNK) > 0, "a chunk is empty")
+    require(_integer(length, LARGEST_CHUNK) > 0, "a chunk is empty")
     return Piece(check_digest(digest), packs[number], _integer(offset, LARGEST_OBJECT), length)
 
 
 def _parse_link(row: Any) -> Link:
-    _require(isinstance(row, list) and len(row) == 3, "a symbolic link of a manifest is malformed")
+    require(isinstance(row, list) and len(row) == 3, "a symbolic link of a manifest is malformed")
     name, mtime_ns, target = row
-    _require(isinstance(target, str) and target != "" and "\0" not in target, "a symbolic link has no target")
+    require(isinstance(target, str) and target != "" and "\0" not in target, "a symbolic link has no target")
     try:
-        _require(len(target.encode(errors="surrogateescape")) <= _LONGEST_TARGET, "a symbolic link is too long")
+        require(len(target.encode(errors="surrogateescape")) <= _LONGEST_TARGET, "a symbolic link is too long")
     except UnicodeEncodeError as error:
         raise DamagedObjectError("the target of a symbolic link is not text") from error
     return Link(_check_name(name), _time(mtime_ns), target)
@@ -260,20 +261,20 @@ def _parse_link(row: Any) -> Link:
 
 def _attributes(value: Any) -> tuple[tuple[str, str], ...]:
     """Check extended attributes: only the user's own, and none that overlayfs would read as marks."""
-    _require(isinstance(value, list) and len(value) <= _MOST_ATTRIBUTES, "extended attributes are malformed")
+    require(isinstance(value, list) and len(value) <= _MOST_ATTRIBUTES, "extended attributes are malformed")
     total = 0
     checked = []
     for pair in value:
-        _require(isinstance(pair, list) and len(pair) == 2, "an extended attribute is malformed")
+        require(isinstance(pair, list) and len(pair) == 2, "an extended attribute is malformed")
         name, content = pair
-        _require(isinstance(name, str) and _ATTRIBUTE.match(name) is not None, "an extended attribute is not allowed")
-        _require(isinstance(content, str), "an extended attribute is malformed")
+        require(isinstance(name, str) and _ATTRIBUTE.match(name) is not None, "an extended attribute is not allowed")
+        require(isinstance(content, str), "an extended attribute is malformed")
         try:
             total += len(bytes.fromhex(content))
         except ValueError as error:
             raise DamagedObjectError("an extended attribute is malformed") from error
         checked.append((name, content))
-    _require(total <= _LARGEST_ATTRIBUTES, "extended attributes are too large")
+    require(total <= _LARGEST_ATTRIBUTES, "extended attributes are too large")
     return tuple(checked)
 
 
@@ -289,6 +290,7 @@ def _time(value: Any) -> int:
     return value
 
 
-def _require(is_valid: bool, problem: str) -> None:
+def require(is_valid: bool, problem: str) -> None:
+    """Raise DamagedObjectError with ``problem`` unless a value is valid."""
     if not is_valid:
         raise DamagedObjectError(problem)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from forkwise.errors import BranchError, ConflictError, SnapshotNotFoundError, StoreError
 from forkwise.files.store.changes import Conflict, entry_type
 from forkwise.files.store.overlayfs import Lower
+from forkwise.files.store.scan import Scan, is_beneath
 from forkwise.linux.trees import NOT_THERE, closing_fd, join, open_directory, open_root, remove_tree
 from forkwise.progress import report
 from forkwise.snapshot.capture import Packer, list_attributes
@@ -39,7 +40,6 @@ from forkwise.snapshot.unpack import TreeWriter
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
-    from forkwise.files.store.scan import Scan
     from forkwise.snapshot.object_store import ObjectStore, Writer
 
 __all__ = ["PackedDelta", "list_packed_deltas"]
@@ -266,7 +266,7 @@ class _Application:
                 conflicts=conflicts,
             )
         left = {one.path for one in conflicts} if on_conflict == "theirs" else set()
-        self._remove([one for one in before if not _is_beneath(one.path, left)], parts)
+        self._remove([one for one in before if not is_beneath(one.path, left)], parts)
         self._write(parts, left)
         return conflicts
 
@@ -327,12 +327,12 @@ class _Application:
 
     def _write(self, parts: list[Directory], left: set[str]) -> None:
         writer = TreeWriter(self.root, self.store)
-        own = sorted((p for p in parts if p.is_first and not _is_beneath(p.path, left)), key=lambda p: p.path)
+        own = sorted((p for p in parts if p.is_first and not is_beneath(p.path, left)), key=lambda p: p.path)
         for part in own:
             if not self._is_directory(part.path):
                 writer.make_directory(part.path)
-        files = [(p.path, f) for p in parts for f in p.files if not _is_beneath(join(p.path, f.name), left)]
-        links = [(p.path, e) for p in parts for e in p.links if not _is_beneath(join(p.path, e.name), left)]
+        files = [(p.path, f) for p in parts for f in p.files if not is_beneath(join(p.path, f.name), left)]
+        links = [(p.path, e) for p in parts for e in p.links if not is_beneath(join(p.path, e.name), left)]
         writer.write_files(files)
         writer.write_links(links)
         writer.finish(own)
@@ -355,14 +355,6 @@ def _digest(store: ObjectStore, directory: int, name: str, kind: str) -> str:
         return ""
     with closing_fd(os.open(name, _READ, dir_fd=directory)) as fd:
         return store.codec.digest_file(fd)
-
-
-def _is_beneath(path: str, paths: set[str]) -> bool:
-    while path and paths:
-        if path in paths:
-            return True
-        path = path.rpartition("/")[0]
-    return False
 
 
 def _read(store: ObjectStore, name: str) -> PackedDelta:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 from forkwise.errors import StoreError
 from forkwise.linux.trees import closing_fd, open_directory, open_root, remove_tree
 from forkwise.progress import Work, report
+from forkwise.snapshot.manifest import Directory, File, Link, Piece, require
 from forkwise.snapshot.pack import DamagedObjectError
 from forkwise.snapshot.snapshot import Snapshot, check_chunks, read_segment
 
 if TYPE_CHECKING:
-    from forkwise.snapshot.manifest import Directory, File, Link, Piece
     from forkwise.snapshot.object_store import ObjectStore
 
 __all__ = ["Tree", "TreeWriter", "read_tree", "unpack_snapshot"]
@@ -55,20 +55,20 @@ class Tree:
             own = [f.name for f in part.files] + [link.name for link in part.links]
             known = found.get(part.path)
             if part.is_first:
-                _require(known is None, f"the directory {part.path[:80]!r} is in it twice")
+                require(known is None, f"the directory {part.path[:80]!r} is in it twice")
                 if part.path:
                     parent, _, name = part.path.rpartition("/")
-                    _require(parent in found, f"the directory above {part.path[:80]!r} is missing")
-                    _require(name not in names[parent], f"{part.path[:80]!r} is a directory and a file")
+                    require(parent in found, f"the directory above {part.path[:80]!r} is missing")
+                    require(name not in names[parent], f"{part.path[:80]!r} is a directory and a file")
                     names[parent].add(name)
                 found[part.path], names[part.path] = part, set()
             else:
-                _require(known is not None, f"the first part of {part.path[:80]!r} is missing")
+                require(known is not None, f"the first part of {part.path[:80]!r} is missing")
                 assert known is not None
                 found[part.path] = known._replace(files=known.files + part.files, links=known.links + part.links)
-            _require(names[part.path].isdisjoint(own), f"a name is in {part.path[:80]!r} twice")
+            require(names[part.path].isdisjoint(own), f"a name is in {part.path[:80]!r} twice")
             names[part.path].update(own)
-        _require("" in found, "it has no root")
+        require("" in found, "it has no root")
         return cls(found)
 
     @property
@@ -328,8 +328,3 @@ def _write_attributes(target: int, attributes: tuple[tuple[str, str], ...]) -> N
         except OSError as error:
             if error.errno != errno.ENOTSUP:  # the filesystem has none
                 raise
-
-
-def _require(is_valid: bool, problem: str) -> None:
-    if not is_valid:
-        raise DamagedObjectError(problem)

@@ -44,6 +44,7 @@ __all__ = [
     "Scan",
     "Touched",
     "compare_trees",
+    "is_beneath",
     "scan_layer",
     "scan_tree",
     "user_attributes",
@@ -92,6 +93,12 @@ class Entry:
         if self.new is None:
             return "deleted"
         return "added" if self.old is None else "changed"
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether the branch has a directory there, or, if it deleted the entry, the parent."""
+        found = self.new or self.old
+        return found is not None and stat.S_ISDIR(found.st_mode)
 
     def change(self) -> Change:
         """Return the entry as a public value."""
@@ -176,7 +183,7 @@ class Scan:
             entries=entries,
             # A directory in which only such paths changed differs by its mtime alone, which does not count.
             touched=[t for t in self.touched if t.path not in paths and (t.is_changed or t.path not in quiet)],
-            specials=[path for path in self.specials if not _is_beneath(path, paths)],
+            specials=[path for path in self.specials if not is_beneath(path, paths)],
         )
 
     def delta(self, executors: Mapping[str, str] | None = None, repository: tuple[RepositoryChange, ...] = ()) -> Delta:
@@ -209,7 +216,7 @@ class Scan:
         return changes
 
 
-def _is_beneath(path: str, paths: Collection[str]) -> bool:
+def is_beneath(path: str, paths: Collection[str]) -> bool:
     """Return whether a path or a directory above it is one of ``paths``."""
     while path:
         if path in paths:

@@ -54,7 +54,7 @@ from forkwise.files.store.state import StateDir, same_mount
 from forkwise.files.store.trash import discard
 from forkwise.linux.lease import Leases
 from forkwise.linux.process_id import boot_id
-from forkwise.linux.trees import NOT_THERE, copy_entry, open_directory, open_root, remove_tree
+from forkwise.linux.trees import NOT_THERE, copy_entry, open_directory, open_root, remove_tree, stat_entry
 from forkwise.progress import report
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Transaction:
                 directory, _, name = path.rpartition("/")
                 fd = open_directory(target, directory)
                 try:
-                    old = _stat(fd, name)
+                    old = stat_entry(fd, name)
                     slot = str(next(numbers))
                     if files == {"": None}:
                         if old is not None:
@@ -466,7 +466,7 @@ def _group_by_entry(target: int, contents: Mapping[str, bytes | None]) -> dict[s
             above, name = "/".join(parts[: end - 1]), parts[end - 1]
             fd = open_directory(target, above)
             try:
-                is_missing = _stat(fd, name) is None
+                is_missing = stat_entry(fd, name) is None
             finally:
                 os.close(fd)
             if is_missing:
@@ -478,13 +478,6 @@ def _group_by_entry(target: int, contents: Mapping[str, bytes | None]) -> dict[s
     return groups
 
 
-def _stat(fd: int, name: str) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
 def _write_slot(
     side: int, slot: str, files: Mapping[str, bytes | None], like: os.stat_result, *, is_new: bool
 ) -> os.stat_result:
@@ -493,7 +486,7 @@ def _write_slot(
     for inside, content in files.items():
         path = f"{slot}/{inside}" if inside else slot
         for end, letter in enumerate(path):
-            if letter == "/" and _stat(side, path[:end]) is None:
+            if letter == "/" and stat_entry(side, path[:end]) is None:
                 os.mkdir(path[:end], mode, dir_fd=side)
                 os.chmod(path[:end], mode, dir_fd=side)
                 _set_owner(path[:end], side, like)

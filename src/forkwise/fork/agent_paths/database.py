@@ -16,9 +16,8 @@ from forkwise.fork.agent_paths.replacement import (
     make_directories,
     open_regular,
     stat_below,
-    stat_entry,
 )
-from forkwise.linux.trees import closing_fd, open_root
+from forkwise.linux.trees import closing_fd, open_root, stat_entry
 
 if TYPE_CHECKING:
     from forkwise.sandbox.path_view import PathView

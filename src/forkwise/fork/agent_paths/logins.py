@@ -27,10 +27,9 @@ from forkwise.fork.agent_paths.replacement import (
     open_own,
     open_regular,
     stat_below,
-    stat_entry,
 )
 from forkwise.linux import fds
-from forkwise.linux.trees import closing_fd, join, open_root
+from forkwise.linux.trees import closing_fd, join, open_root, stat_entry
 from forkwise.sandbox.path_view import PathView, paths_directory
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from forkwise.linux import fds
 from forkwise.linux.file_write import write_all
-from forkwise.linux.trees import closing_fd, open_beneath, open_directory, open_root
+from forkwise.linux.trees import closing_fd, open_beneath, open_directory, open_root, stat_entry
 
 __all__ = [
     "BLOCK",
@@ -24,7 +24,6 @@ __all__ = [
     "open_own",
     "open_regular",
     "stat_below",
-    "stat_entry",
 ]
 
 BLOCK = 1 << 20
@@ -60,14 +59,6 @@ def stat_below(root: int, path: str) -> os.stat_result | None:
     with suppress(OSError), closing_fd(open_beneath(root, path, os.O_PATH | os.O_NOFOLLOW)) as fd:
         return os.fstat(fd)
     return None
-
-
-def stat_entry(directory: int, name: str) -> os.stat_result | None:
-    """Return the status of an entry of an open directory; None if there is none."""
-    try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
 
 
 def open_own(directory: int, name: str) -> int:

@@ -24,9 +24,8 @@ from forkwise.fork.agent_paths.replacement import (
     make_directories,
     open_own,
     open_regular,
-    stat_entry,
 )
-from forkwise.linux.trees import closing_fd, join, open_directory, open_root
+from forkwise.linux.trees import closing_fd, join, open_directory, open_root, stat_entry
 from forkwise.sandbox.path_view import PathView, matches, set_path_views_aside
 
 __all__ = ["conclude_agent_paths"]

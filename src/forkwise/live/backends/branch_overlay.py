@@ -28,10 +28,11 @@ from forkwise.files.store.changes import Change, Commit, ConflictPolicy
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
 from forkwise.fork.land import Landed, land
+from forkwise.linux.trees import list_above
 from forkwise.live.backends.backend import Backend, ExecuteResponse, FileInfo
 from forkwise.live.backends.foreign import ForeignBackend, adapt_backend, find_directory
 from forkwise.live.backends.local import DiskBackend
-from forkwise.live.backends.memory import DatedBackend, next_tick, normalize_name, parent_directories
+from forkwise.live.backends.memory import DatedBackend, next_tick, normalize_name
 from forkwise.live.values import FileChange, FileOperation, FlushError, FlushReport
 from forkwise.servers.data_branch import make_branch
 
@@ -440,8 +441,7 @@ class FilesOverlay(BranchOverlay, DiskBackend):
 
     def discard(self) -> None:
         """Abort the branch, if it still exists."""
-        if self.branch.status not in ("committed", "aborted"):
-            self.branch.abort()
+        self.branch._abort_if_open()
 
 
 def _build_name(label: str) -> str:
@@ -526,7 +526,7 @@ class MemoryOverlay(BranchOverlay, DatedBackend):
             try:
                 self.get(name)
             except FileNotFoundError:
-                if any(content_of(self, directory) is not None for directory in parent_directories(name)):
+                if any(content_of(self, directory) is not None for directory in list_above(name)):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name) from None
             self._set_in_layer(name, content)
 
@@ -544,11 +544,11 @@ class MemoryOverlay(BranchOverlay, DatedBackend):
         before = self._layer.get(name)
         is_written, was_written = content is not None, before is not None and before.content is not None
         if is_written:
-            self._removed_directories.difference_update(parent_directories(name))
+            self._removed_directories.difference_update(list_above(name))
         if is_written and not was_written:
-            self._directories.update(parent_directories(name))
+            self._directories.update(list_above(name))
         elif was_written and not is_written:
-            self._directories.subtract(parent_directories(name))
+            self._directories.subtract(list_above(name))
         if name not in self._base:
             self._base[name] = content_of(self.parent, name)
         self._layer[name] = _LayerEntry(content, next_tick(), datetime.now(UTC))
@@ -563,7 +563,7 @@ class MemoryOverlay(BranchOverlay, DatedBackend):
         with self.lock:
             for path in self._layer.keys() - layer.keys():
                 if self._layer[path].content is not None:
-                    self._directories.subtract(parent_directories(path))
+                    self._directories.subtract(list_above(path))
                 del self._layer[path], self._base[path]
             self._removed_directories.clear()
             for path, content in layer.items():
@@ -610,7 +610,7 @@ class MemoryOverlay(BranchOverlay, DatedBackend):
 
     def _is_in_layer(self, name: str) -> bool:
         """Return whether a path, or a directory above it, is a file that was written here."""
-        entries = (self._layer.get(path) for path in (*parent_directories(name), name))
+        entries = (self._layer.get(path) for path in (*list_above(name), name))
         return any(entry is not None and entry.content is not None for entry in entries)
 
     def _list_files_below(self, name: str) -> dict[str, FileInfo]:

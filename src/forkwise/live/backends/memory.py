@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import count
 
+from forkwise.linux.trees import list_above
 from forkwise.live.backends.backend import Backend, FileInfo
 
-__all__ = ["DatedBackend", "StateBackend", "list_directory", "next_tick", "normalize_name", "parent_directories"]
+__all__ = ["DatedBackend", "StateBackend", "list_directory", "next_tick", "normalize_name"]
 
 _ticks = count(1)
 
@@ -82,7 +83,7 @@ class StateBackend(DatedBackend):
             files, directories = dict(self._files), Counter(self._directories)
             for name in [name for name, content in contents.items() if content is None and name in files]:
                 del files[name]
-                directories.subtract(parent_directories(name))
+                directories.subtract(list_above(name))
             for name, content in contents.items():
                 if content is not None:
                     _put(files, directories, name, content)
@@ -132,22 +133,12 @@ def list_directory(files: Iterator[tuple[str, int]], name: str) -> Iterator[File
     return iter([found[first] for first in sorted(found)])
 
 
-def parent_directories(name: str) -> list[str]:
-    """Return the parent directories of a path, outermost first.
-
-    >>> parent_directories("src/deep/a.py")
-    ['src', 'src/deep']
-    """
-    parts = name.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-
-
 def _put(files: dict[str, bytes], directories: Counter[str], name: str, content: bytes) -> None:
     """Add a file. Raise OSError if its path is a directory, or below another file."""
     if not name or directories[name]:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     if name not in files:
-        parents = parent_directories(name)
+        parents = list_above(name)
         if any(directory in files for directory in parents):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name)
         directories.update(parents)
