@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from forkwise.text.phrases import format_number, format_usd
+
 if TYPE_CHECKING:
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord, ForkRecord
@@ -27,9 +29,9 @@ class Estimate:
     earlier: int
 
     def __str__(self) -> str:
-        amount = f"${self.usd:.2f}" if self.usd >= 0.01 else f"${self.usd:.4f}"
-        attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
-        return f"about {amount} for {attempts}, from {self.earlier} earlier {'one' if self.earlier == 1 else 'ones'}"
+        attempts = format_number(self.attempts, "attempt")
+        earlier = format_number(self.earlier, "earlier one")
+        return f"about {format_usd(self.usd)} for {attempts}, from {earlier}"
 
 
 def estimate_cost(ledger: Ledger, planned: Iterable[tuple[str, str]]) -> Estimate | None:

@@ -14,6 +14,7 @@ from forkwise.chat.slash_commands import ALLOW_EXECUTABLE_CONFIG, UsageError, fo
 from forkwise.concurrency import run_in_thread
 from forkwise.conversation.talk import RECOMBINATIONS
 from forkwise.errors import ExecutableConfigError
+from forkwise.text.phrases import format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -98,7 +99,7 @@ def parse_model_change(settings: Settings, words: Sequence[str]) -> Change:
 
 
 def _format_budget(name: str, usd: float | None) -> str:
-    return f"{name} budget = {'unset' if usd is None else f'${usd:.2f}'}"
+    return f"{name} budget = {'unset' if usd is None else format_usd(usd)}"
 
 
 def _parse_dollars(text: str) -> float:

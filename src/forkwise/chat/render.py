@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from forkwise.conversation.walker import find_next_stops, format_transcript
 from forkwise.text.clean import truncate_line
+from forkwise.text.phrases import format_number, format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ def format_merge(event: ForkResolved) -> list[str]:
         return ["The fork was aborted: none of its changes were kept"]
     written = {*event.paths, *event.deleted}
     winners = f"branch{'' if len(event.winners) == 1 else 'es'} {', '.join(event.winners)}"
-    lines = [f"Merged: kept {winners} · {len(written)} file{'' if len(written) == 1 else 's'}"]
+    lines = [f"Merged: kept {winners} · {format_number(len(written), 'file')}"]
     for path in event.conflicts:
         outcome = "overwritten, although" if path in written else "not merged, because"
         lines.append(f"{outcome} it was changed in the workspace meanwhile: {path}")
@@ -134,11 +135,11 @@ def format_checkpoints(checkpoints: Sequence[Checkpoint]) -> str:
 def format_cost(total: CostChanged, views: Sequence[BranchView]) -> str:
     """Format the cost of the conversation, and of the branches of the open fork."""
     price = format_price(total.usd, total.requests, total.unpriced)
-    lines = [f"conversation: {price}, {_format_requests(total.requests)}"]
+    lines = [f"conversation: {price}, {format_number(total.requests, 'request')}"]
     for view in views:
-        budget = "" if view.budget_usd is None else f" of ${view.budget_usd:.2f}"
+        budget = "" if view.budget_usd is None else f" of {format_usd(view.budget_usd)}"
         price = format_price(view.usd, view.requests)
-        lines.append(f"{view.label}: {price}{budget}, {_format_requests(view.requests)}")
+        lines.append(f"{view.label}: {price}{budget}, {format_number(view.requests, 'request')}")
     return "\n".join(lines)
 
 
@@ -167,10 +168,6 @@ def _format_nodes(conversation: Conversation, labels: Mapping[int, Sequence[str]
         names = f" ({', '.join(labels[node.id])})" if node.id in labels else ""
         text = "start" if node.parent is None else truncate_line(format_transcript(node, node.parent), _MAX_CHARS)
         yield f"{mark} {'  ' * depth}[{node.id}]{names} {text}"
-
-
-def _format_requests(count: int) -> str:
-    return f"{count} request{'' if count == 1 else 's'}"
 
 
 def format_price(usd: float | None, requests: int, unpriced: int = 0) -> str:

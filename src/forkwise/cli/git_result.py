@@ -32,6 +32,7 @@ from forkwise.ledger.stored_changes import load_changes
 from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.linux.trees import closing_fd, copy_entry, open_beneath, open_root
 from forkwise.testing.report import TestReport
+from forkwise.text.phrases import join_first
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _read_stored(ledger: Ledger, attempt: AttemptRecord) -> _Changes:
     lost = [file.path for file in files if file.new is not None and file.new.content is None]
     if lost or stored.unlisted or stored.is_redacted:
         reason = "secrets in it were replaced" if stored.is_redacted and not lost else "it is binary, or too large"
-        which = ", ".join(lost[:3]) or "the content"
+        which = join_first(lost, 3) or "the content"
         raise GitError(
             f"attempt {attempt.id} cannot be exported any more: its branch is gone, and the ledger has not all of "
             f"it ({which}: {reason}); run it again with --branches-prefix or --keep"

@@ -36,6 +36,7 @@ from forkwise.conversation.talk import (
 )
 from forkwise.errors import BranchingError
 from forkwise.text.clean import truncate
+from forkwise.text.phrases import format_number
 
 __all__ = [
     "BranchSelf",
@@ -87,7 +88,7 @@ class Branched:
         message that has all of it.
         """
         failed = sum(way.error is not None for way in self.ways)
-        created = f"Successfully created {len(self.ways)} branch{'es' if len(self.ways) > 1 else ''}"
+        created = f"Successfully created {format_number(len(self.ways), 'branch')}"
         lines = [f"{created}; {failed} of them failed." if failed else f"{created}."]
         if self.files:
             lines.append(self.files)

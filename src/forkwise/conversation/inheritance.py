@@ -28,6 +28,7 @@ from forkwise.files.branch import Branch
 from forkwise.files.combine import combine
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import agent_workspace
+from forkwise.text.phrases import join_first
 
 __all__ = ["Files", "FilesOf", "Inheritance", "inherit_options"]
 
@@ -110,7 +111,7 @@ class Files:
             commit = combination.branch.commit()
             return f"Files: those of all branches were committed together ({len(commit.paths)} paths)."
         combination.branch.abort()
-        paths = ", ".join(sorted(c.path for c in combination.conflicts)[:10])
+        paths = join_first(sorted(c.path for c in combination.conflicts), 10)
         return f"Files: nothing was committed, because the branches conflict in {paths}."
 
 

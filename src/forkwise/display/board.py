@@ -21,6 +21,7 @@ from forkwise.display.subject import build_redactor, has_stream
 from forkwise.ledger.logs import follow_log
 from forkwise.progress import listen
 from forkwise.text.clean import TerminalCleaner, truncate_line
+from forkwise.text.phrases import format_number, format_usd, join_first
 from forkwise.text.redaction import process_redactor
 
 if TYPE_CHECKING:
@@ -374,7 +375,7 @@ def _is_idle(attempt: AttemptRecord) -> bool:
 def _files_text(attempt: AttemptRecord) -> str:
     if _is_idle(attempt):
         return "" if attempt.reason else "no change"
-    return "" if attempt.files is None else f"{attempt.files} file{'' if attempt.files == 1 else 's'}"
+    return "" if attempt.files is None else format_number(attempt.files, "file")
 
 
 def tests_text(attempt: AttemptRecord) -> str:
@@ -395,8 +396,7 @@ def _test_notes(attempt: AttemptRecord) -> list[str]:
 
         notes.append(Comparison.from_json(tests["comparison"]).summary)
     if touched := tests.get("touched"):
-        more = f" and {len(touched) - 1} more" if len(touched) > 1 else ""
-        notes.append(f"changed {printable(touched[0])}{more}, which it is not judged by")
+        notes.append(f"changed {printable(join_first(touched, 1))}, which it is not judged by")
     return notes
 
 
@@ -424,7 +424,7 @@ def cost_text(cost: Mapping[str, Any]) -> str:
     """
     usd = cost.get("usd")
     if isinstance(usd, int | float):
-        return f"${usd:.2f}" if usd >= 0.01 or not usd else f"${usd:.4f}"
+        return format_usd(usd)
     counts = [cost.get(name) for name in ("input_tokens", "output_tokens")]
     tokens = sum(count for count in counts if isinstance(count, int))
     return "" if not tokens else f"{tokens / 1e6:.1f}M tokens" if tokens >= 1e6 else f"{tokens / 1e3:.1f}k tokens"
@@ -440,9 +440,8 @@ def usage_text(verdict: Mapping[str, Any]) -> str:
     if not usage.get("requests"):
         return ""
     tokens = usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
-    requests = usage["requests"]
-    price = "" if usage.get("usd") is None else f", ${usage['usd']:.4f}"
-    return f"{requests} request{'' if requests == 1 else 's'}, {tokens} tokens{price}"
+    price = "" if usage.get("usd") is None else f", {format_usd(usage['usd'])}"
+    return f"{format_number(usage['requests'], 'request')}, {tokens} tokens{price}"
 
 
 def format_total(total: Mapping[str, Any]) -> str:

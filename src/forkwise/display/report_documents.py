@@ -26,6 +26,7 @@ from forkwise.display.subject import spec_record
 from forkwise.ledger.ledger import Ledger
 from forkwise.text.clean import truncate, truncate_line, truncate_middle
 from forkwise.text.diff import unified_file
+from forkwise.text.phrases import format_number, format_usd
 from forkwise.text.redaction import process_redactor, redact
 
 __all__ = [
@@ -131,9 +132,9 @@ def build_summary(report: ForkReport) -> str:
         if fork.state == "aborted" and report.chosen is None
         else "⚠️"
     )
-    facts = [f"{len(report.attempts)} attempts" if len(report.attempts) != 1 else "1 attempt"]
+    facts = [format_number(len(report.attempts), "attempt")]
     facts.append(duration_text(report.seconds))
-    facts += [] if report.usd is None else [f"${report.usd:.2f}"]
+    facts += [] if report.usd is None else [format_usd(report.usd)]
     lines = [
         f"## {sign} forkwise {_quote(fork.kind)}: {_quote(report.headline)}",
         "",
@@ -171,7 +172,7 @@ def _summary_attempts(report: ForkReport) -> Iterator[str]:
             "" if tests is None else f"{tests.passed}/{tests.ran}" if tests.ran else _quote(tests.summary),
             "" if record.files is None else str(record.files),
             "" if attempt.seconds is None else duration_text(attempt.seconds),
-            *([] if not has_cost else ["" if attempt.usd is None else f"${attempt.usd:.2f}"]),
+            *([] if not has_cost else ["" if attempt.usd is None else format_usd(attempt.usd)]),
             _quote(truncate_line(redact(record.reason or record.last_line or ""), 160)),
         ]
         yield f"| {' | '.join(cells)} |"

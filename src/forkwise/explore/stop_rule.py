@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forkwise.text.phrases import format_usd
+
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
 
@@ -80,7 +82,7 @@ class CostLimit(StopRule):
 
     def find_reason(self, ended: Sequence[Attempt], running: Sequence[Attempt]) -> str | None:
         spent = sum(_find_cost(attempt) or 0.0 for attempt in (*ended, *running))
-        return f"the attempts cost ${spent:.2f}" if spent >= self.usd else None
+        return f"the attempts cost {format_usd(spent)}" if spent >= self.usd else None
 
     def find_doubt(self, ended: Sequence[Attempt]) -> str | None:
         unknown = sum(_find_cost(attempt) is None for attempt in ended)

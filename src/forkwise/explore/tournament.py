@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from forkwise.explore.judges.contest import Contest, FunctionJudge, PairAnswer, PairJudge
 from forkwise.explore.pattern import Options, Pattern, Search, Subjects, build_copies
 from forkwise.fork.candidate import describe_error
+from forkwise.text.phrases import format_number
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
@@ -80,7 +81,7 @@ class Tournament(Pattern):
         failed = [match for match in matches if match["doubt"] is not None]
         search.undecided = any(match["winner"] is None for match in failed)
         if failed:
-            pairs = f"{len(failed)} of {len(matches)} match{'' if len(matches) == 1 else 'es'}"
+            pairs = f"{len(failed)} of {format_number(len(matches), 'match')}"
             reasons = "; ".join(dict.fromkeys(str(match["doubt"]) for match in failed))
             decided = (
                 "equal attempts were left, so nothing is decided" if search.undecided else "scores decided instead"

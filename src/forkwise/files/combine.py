@@ -23,6 +23,7 @@ from forkwise.files.store.overlayfs import mark_origins
 from forkwise.files.store.state import Lock, locked
 from forkwise.files.versions import Versions, read_repositories
 from forkwise.linux.trees import NOT_THERE, copy_entry, join, open_directory, open_root, remove_tree
+from forkwise.text.phrases import join_first
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch, Parent
@@ -80,7 +81,7 @@ def scan_sibling(branch: Branch) -> Scan:
         with Versions.of(branch) as versions:
             found = [c for c in found if c.path not in entries or not versions.is_same(entries[c.path])]
     if found:
-        shown = "; ".join(str(c) for c in found[:5]) + ("; …" if len(found) > 5 else "")
+        shown = join_first(found, 5, "; ")
         raise ConflictError(
             f"{branch.branch_path} cannot be combined: {shown}. Call rebase(), which merges text, resolve the "
             "remaining conflicts in the branch, then combine again",

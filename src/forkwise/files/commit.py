@@ -46,6 +46,7 @@ from forkwise.git.repository_change import RepositoryMerge, find_repository_path
 from forkwise.linux.directory_user import find_directory_user
 from forkwise.linux.process_id import boot_id
 from forkwise.linux.syscalls import filesystem_magic
+from forkwise.text.phrases import join_first
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -308,7 +309,7 @@ def check_trust(branch: Branch, info: BranchInfo, scan: Scan) -> None:
     if torn:
         raise CommitError(
             f"the machine was restarted while {branch.branch_path} held unsynced changes: if it lost power, "
-            f"files may be incomplete ({', '.join(torn[:5])}{', …' if len(torn) > 5 else ''}). "
+            f"files may be incomplete ({join_first(torn, 5)}). "
             "Check them, then commit with trust=True (--trust); keep() syncs a branch",
             branch=branch.name,
             paths=torn,
@@ -372,7 +373,7 @@ def check_reserved(branch: Branch, paths: Sequence[str]) -> None:
     if found:
         raise CommitError(
             f"{branch.branch_path} was not committed, nothing was changed: it has changes in directories that are "
-            f"reserved for forkwise's own state: {', '.join(found[:5])}{', …' if len(found) > 5 else ''}. Remove them "
+            f"reserved for forkwise's own state: {join_first(found, 5)}. Remove them "
             "from the branch",
             branch=branch.name,
             paths=found,
@@ -460,7 +461,7 @@ class _Resolution:
                 self.conflicts = left
                 self.merged, left = merge_conflicts(left, entries, versions, branch, info)
         if left:
-            shown = "; ".join(str(c) for c in left[:5]) + ("; …" if len(left) > 5 else "")
+            shown = join_first(left, 5, "; ")
             raise ConflictError(
                 f"{branch.branch_path} was not committed, nothing was changed: {shown}. "
                 "Choose on_conflict='ours', 'theirs' or 'merge'",

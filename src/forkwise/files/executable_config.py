@@ -15,6 +15,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from forkwise.errors import ExecutableConfigError, GitError
+from forkwise.text.phrases import join_first
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -93,10 +94,10 @@ def check_executable_config(branch: Branch, executors: dict[str, str]) -> None:
     """Raise ExecutableConfigError if a confined program wrote executable configuration."""
     if not executors or not branch.is_confined:
         return
-    shown = ", ".join(f"{path} ({executor})" for path, executor in list(executors.items())[:5])
+    shown = join_first([f"{path} ({executor})" for path, executor in executors.items()], 5)
     raise ExecutableConfigError(
         f"{branch.branch_path} was not committed, nothing was changed: a confined program changed what your machine "
-        f"will run: {shown}{', …' if len(executors) > 5 else ''}. Look at the diff, then commit with "
+        f"will run: {shown}. Look at the diff, then commit with "
         "allow_executable_config=True (--allow-executable-config), or remove these files from the branch",
         branch=branch.name,
         executors=executors,
@@ -255,7 +256,7 @@ class _Reader:
         keys = None if _is_large(entry) else find_keys(self._old(entry), self._new(entry), entry.path)
         if keys is None:
             return "git (a configuration that cannot be checked)"
-        return f"git ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})" if keys else None
+        return f"git ({join_first(keys, 3)})" if keys else None
 
     def _label_in_git(self, entry: Entry, rest: list[str]) -> str | None:
         """Label an entry of a repository's own directory; ``rest`` is its path in there, empty for ``.git`` itself."""
@@ -288,7 +289,7 @@ class _Reader:
         if _is_large(entry):
             return "git (attributes that cannot be checked)"
         drivers = find_attributes(self._old(entry), self._new(entry))
-        return f"git ({', '.join(drivers[:3])}{', …' if len(drivers) > 3 else ''})" if drivers else None
+        return f"git ({join_first(drivers, 3)})" if drivers else None
 
     def _label_pth(self, entry: Entry) -> str | None:
         """Label a .pth file with lines that Python executes; others only name directories, or are models of PyTorch."""

@@ -32,6 +32,7 @@ from forkwise.linux.directory_user import find_directory_user
 from forkwise.linux.process_id import ProcessId
 from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.linux.trees import NOT_THERE, join, open_directory, open_root
+from forkwise.text.phrases import join_first
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Parent
@@ -79,7 +80,7 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
             target.hidden = (finished - set_back, record.started) if set_back else (0, 0)
             conflicts = [c for run in runs for step in run.steps for c in target.changes(run.directory, step)]
             if conflicts:
-                shown = "; ".join(str(c) for c in conflicts[:5]) + ("; …" if len(conflicts) > 5 else "")
+                shown = join_first(conflicts, 5, "; ")
                 raise ConflictError(
                     f"commit {record.number} was not undone, nothing was changed: {shown}",
                     branch=record.branch,
@@ -432,7 +433,7 @@ def commits_to_undo(history: Sequence[Commit], head: int) -> list[int]:
     missing = {n for n in range(head + 1, history[0].id) if n > history[-1].id} if history else set()
     missing -= {commit.id for commit in history}
     if missing:
-        numbers = ", ".join(map(str, sorted(missing)[:5]))
+        numbers = join_first(sorted(missing), 5)
         raise CommitError(f"the files cannot be restored to commit {head}: the record of commit {numbers} is damaged")
     if history and head < history[-1].id - 1:
         raise CommitError(f"the files cannot be restored to commit {head}: undo records after it were collected")

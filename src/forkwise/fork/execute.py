@@ -31,6 +31,7 @@ from forkwise.ledger.logs import AttemptLog, ServerLogs, compress_log
 from forkwise.sandbox.jail_plan import explain_private_temporary
 from forkwise.servers.data_branch import hold_data, record_data
 from forkwise.telemetry import trace_tools
+from forkwise.text.phrases import join_first
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
@@ -390,7 +391,7 @@ async def _try_with_ignored(attempt: Attempt) -> None:
     with keep_ignored():
         again = await try_call(attempt.fork.settings.evaluator.evaluate, attempt)  # type: ignore[union-attr]
     if again.error is None and again.value.success:
-        shown = ", ".join(ignored[:_SHOWN]) + (", …" if len(ignored) > _SHOWN else "")
+        shown = join_first(ignored, _SHOWN)
         attempt.reason = (
             f"{attempt.reason}; it passes only with files that are ignored and not committed ({shown}): "
             "--include-ignored commits them"

@@ -23,6 +23,7 @@ from forkwise.files.rebase import Standing, compare_with_parent
 from forkwise.files.store.branch_info import DataDirectories
 from forkwise.files.store.changes import Conflict
 from forkwise.linux.file_write import replace_file
+from forkwise.text.phrases import join_first
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -255,7 +256,7 @@ def _require_accepted(branch: Branch, done: Rebase, on_conflict: OnConflict) -> 
     """Raise ConflictError if a rebase merged text and ``on_conflict`` does not accept that unseen."""
     if done.merged and on_conflict == "refuse":
         raise ConflictError(
-            f"{branch.branch_path} was not committed: other commits changed {', '.join(done.merged[:5])} in the "
+            f"{branch.branch_path} was not committed: other commits changed {join_first(done.merged, 5)} in the "
             "meantime. The branch now holds both changes: review and commit it, or use on_conflict='merge'",
             branch=branch.name,
             conflicts=[Conflict(path, "changed", "committed to by others") for path in done.merged],
@@ -266,7 +267,7 @@ def _rebase(branch: Branch, standing: Standing, on_conflict: OnConflict, *, merg
     done = branch.rebase(merge=merges if standing.commits else on_conflict == "merge")
     _require_accepted(branch, done, on_conflict)
     if done.conflicts and on_conflict in ("refuse", "merge"):
-        shown = "; ".join(map(str, done.conflicts[:5]))
+        shown = join_first(done.conflicts, 5, "; ")
         raise ConflictError(
             f"{branch.branch_path} was not committed, nothing was changed: {shown}. Choose on_conflict='ours' or "
             "'theirs'",
@@ -279,7 +280,7 @@ def _require_pass(branch: Branch, evaluation: Evaluation, together: Sequence[str
     if evaluation.success:
         return
     found = list(dict.fromkeys(together))
-    others = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    others = join_first(found, _SHOWN)
     reason = f"passed alone, fails together with {others or 'what was committed since'}: {evaluation.reason}"
     raise RetestError(
         f"{branch.branch_path} was not committed, nothing was changed: it {reason}. Fix it in the branch, pick another "

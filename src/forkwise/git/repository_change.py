@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import GitError
+from forkwise.text.phrases import format_number
 
 if TYPE_CHECKING:
     from forkwise.files.store.scan import Entry
@@ -96,7 +97,7 @@ class ReferenceChange:
             return f"{what} deleted"
         if self.commits:
             place = short if kind == "heads" else self.name
-            return f"{self.commits} commit{'s' if self.commits > 1 else ''} on {place}"
+            return f"{format_number(self.commits, 'commit')} on {place}"
         return f"{what} {'created' if self.old is None else 'moved'}"
 
 
@@ -123,7 +124,7 @@ class RepositoryChange:
         parts = ["new repository"] if self.is_new else []
         parts += [str(reference) for reference in self.references]
         parts += [f"{self.head} checked out"] if self.head else []
-        parts += [f"{self.stashes} stash{'es' if self.stashes > 1 else ''}"] if self.stashes else []
+        parts += [format_number(self.stashes, "stash")] if self.stashes else []
         parts += ["index changed"] if self.index else []
         parts += ["configuration changed"] if self.configuration else []
         parts += [self.problem] if self.problem else []
@@ -159,8 +160,7 @@ def summarize_repositories(changes: Iterable[RepositoryChange]) -> str:
         "new repo": sum(change.is_new for change in found),
         "problem": sum(bool(change.problem) for change in found),
     }
-    endings = {"branch": "es", "stash": "es"}
-    parts = [f"{n} {word}{'' if n == 1 else endings.get(word, 's')}" for word, n in counts.items() if n]
+    parts = [format_number(n, word) for word, n in counts.items() if n]
     parts += ["configuration"] if any(change.configuration for change in found) else []
     parts += ["HEAD"] if not parts and any(change.head for change in found) else []
     parts += ["index"] if not parts and any(change.index for change in found) else []

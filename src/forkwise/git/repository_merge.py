@@ -46,6 +46,7 @@ from forkwise.git.repository_edit import (
     shorten_reference,
     write_index,
 )
+from forkwise.text.phrases import format_number, join_first
 
 if TYPE_CHECKING:
     from forkwise.files.store.scan import Entry
@@ -323,7 +324,7 @@ class _Merger:
             entry = self.entries.get("shallow")
             is_shallow = entry is not None and entry.new is not None
             why = "belong to a shallow fetch, which has to be repeated here" if is_shallow else "are missing or damaged"
-            edit.tell(f"objects of the branch {why}, and were not taken: {', '.join(lost[:3])}")
+            edit.tell(f"objects of the branch {why}, and were not taken: {join_first(lost, 3)}")
 
     def _filter_known(self, ids: Sequence[str]) -> set[str]:
         if not ids:
@@ -427,7 +428,7 @@ class _Merger:
         if is_forward or (is_only_ours and name.startswith("refs/heads/")):
             self._set(name, old, new, lines)
             self.edit.tell(
-                f"{_format_commits(ahead)} on {shorten_reference(name)}"
+                f"{format_number(ahead, 'commit')} on {shorten_reference(name)}"
                 if is_forward
                 else f"{describe_reference(name)} moved to {new[:10]}"
             )
@@ -443,7 +444,9 @@ class _Merger:
             self._keep(name, new, "both were changed and cannot be merged without conflicts")
             return old
         self._set(name, old, merged, lines, f"forkwise: merge {self.edit.label}")
-        self.edit.tell(f"{_format_commits(ahead)} merged into {shorten_reference(name)}, which was moved meanwhile")
+        self.edit.tell(
+            f"{format_number(ahead, 'commit')} merged into {shorten_reference(name)}, which was moved meanwhile"
+        )
         return merged
 
     def _move_detached(self, old: str, new: str, log: tuple[list[LogLine], bool], blocked: str | None) -> str:
@@ -637,7 +640,7 @@ class _Merger:
         self.edit.write("refs/stash", f"{stashes[-1].new}\n".encode())
         self._log("refs/stash", self.theirs.resolve("refs/stash"), stashes[-1].new, stashes)
         self.stashes = [str(line) for line in self.lines["refs/stash"]]
-        self.edit.tell(f"{len(stashes)} stash{'' if len(stashes) == 1 else 'es'} added")
+        self.edit.tell(f"{format_number(len(stashes), 'stash')} added")
 
     # Operations in progress
 
@@ -845,7 +848,3 @@ def _parse_raw(output: bytes) -> list[tuple[str, str, str]]:
 
 def _read_time(line: LogLine) -> int:
     return int(line.who.rpartition(" ")[0].rpartition(" ")[2])
-
-
-def _format_commits(count: int) -> str:
-    return f"{count} commit{'' if count == 1 else 's'}"

@@ -23,6 +23,7 @@ from forkwise.git.repository_change import ReferenceChange, RepositoryChange
 from forkwise.ledger.records import attempt_file
 from forkwise.linux.file_write import replace_file
 from forkwise.text.diff import FileDiff, FileVersion, is_text
+from forkwise.text.phrases import format_number
 from forkwise.text.redaction import process_redactor
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class StoredChanges:
         """What is not stored, in words; empty if all is."""
         parts = []
         if contents := len(self.without_content):
-            parts.append(f"the content of {contents} file{'' if contents == 1 else 's'}")
+            parts.append(f"the content of {format_number(contents, 'file')}")
         if self.unlisted:
             parts.append(f"the names of {self.unlisted} further changed paths")
         return " and ".join(parts)

@@ -25,6 +25,7 @@ from forkwise.live.backends.branch_overlay import FilesOverlay, conflict_content
 from forkwise.live.branch_runtime import BranchRuntime, Thread, concatenate, own_turns
 from forkwise.live.values import FlushReport, MergeResult
 from forkwise.text.merge3 import is_text, merge
+from forkwise.text.phrases import join_first
 
 if TYPE_CHECKING:
     from forkwise.live.live_fork import LiveFork
@@ -250,7 +251,7 @@ def _build_test_error(chosen: Sequence[BranchRuntime], report: TestReport | None
 
 
 def _unmerged_error(conflicts: Sequence[Conflict]) -> ConflictError:
-    shown = "; ".join(map(str, conflicts[:5]))
+    shown = join_first(conflicts, 5, "; ")
     return ConflictError(
         f"nothing was merged: {shown}. Pass prefer={{path: branch}} for these paths, or pick one branch",
         conflicts=conflicts,

@@ -25,6 +25,7 @@ from forkwise.ledger.ledger import Ledger, new_id
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.mcp.job import HANDLE_PREFIX, CallJob, CallJobs, ToolError
 from forkwise.text.clean import clean_text, truncate_line
+from forkwise.text.phrases import join_first
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
@@ -627,7 +628,7 @@ def _refuse_fork(ledger: Ledger, workspace: Workspace, name: str) -> None:
         return
     with suppress(ForkNotFoundError):
         attempts = [attempt.id for attempt in ledger.attempts(ledger.fork(name).id)]
-        raise ToolError(f"{name} is a fork: name one or two of its attempts: {', '.join(attempts[:_LISTED])}")
+        raise ToolError(f"{name} is a fork: name one or two of its attempts: {join_first(attempts, _LISTED)}")
 
 
 def _is_attempt(name: str) -> bool:

@@ -7,12 +7,13 @@ runner has to have worked as it did on the base.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from forkwise.testing.evidence import RunEvidence
 from forkwise.testing.report import Comparison, Outcome, TestReport, combine
+from forkwise.text.phrases import format_number, join_first
 
 __all__ = ["Baseline", "TestRun", "combine_runs", "compare"]
 
@@ -98,8 +99,8 @@ def combine_runs(runs: Sequence[TestRun], baseline: Baseline | None, root: str) 
     comparison, missing = compare(baseline, replace(report, outcomes=outcomes))
     report = replace(report, outcomes=outcomes, comparison=comparison)
     if missing and report.doubt is None:
-        tests = "1 test" if len(missing) == 1 else f"{len(missing)} tests"
-        return _doubt(report, f"{tests} of the base did not run: {_shorten(missing)}")
+        tests = format_number(len(missing), "test")
+        return _doubt(report, f"{tests} of the base did not run: {join_first(missing, _SHOWN)}")
     return report
 
 
@@ -122,7 +123,7 @@ def _check(run: TestRun, baseline: Baseline | None, root: str) -> TestReport:
     evidence = run.evidence
     usual = frozenset() if baseline is None else frozenset().union(*(one.altered for one in baseline.runs))
     if altered := sorted(run.altered - usual):
-        reason = f"tampered with: while the tests ran, something changed {_shorten(altered)}"
+        reason = f"tampered with: while the tests ran, something changed {join_first(altered, _SHOWN)}"
         return replace(_doubt(run.report, reason), is_tampered=True)
     known = [] if baseline is None else [one.evidence for one in baseline.runs if one.evidence is not None]
     if evidence is None:
@@ -158,11 +159,11 @@ def _find_intruders(evidence: RunEvidence, known: Sequence[RunEvidence], root: s
     ]
     found = [f"{origin.removeprefix(f'{root}/')} is a plugin of the test runner" for origin in plugins[:_SHOWN]]
     if replaced:
-        found.append(f"the tests' process replaced {_shorten(replaced)}")
+        found.append(f"the tests' process replaced {join_first(replaced, _SHOWN)}")
     bodies = {name: body for one in known for name, body in one.bodies.items() if body != "other"}
     passed = (name for name, outcome in evidence.outcomes.items() if outcome == "passed")
     if others := [name for name in passed if name in bodies and evidence.bodies.get(name) != bodies[name]]:
-        found.append(f"other code ran in the place of {_shorten(others)}")
+        found.append(f"other code ran in the place of {join_first(others, _SHOWN)}")
     return found
 
 
@@ -237,9 +238,3 @@ def _prefix_inside(name: str) -> str:
     """
     found = _NOT_LOADED.fullmatch(name)
     return f"{name}::" if found is None else f"{found['module'] or found['fixture']}."
-
-
-def _shorten(names: Iterable[str]) -> str:
-    listed = list(names)
-    shown = ", ".join(listed[:_SHOWN])
-    return shown if len(listed) <= _SHOWN else f"{shown} and {len(listed) - _SHOWN} more"

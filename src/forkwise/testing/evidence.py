@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
 from forkwise.testing.report import Outcome, Source, Tally
+from forkwise.text.phrases import join_first
 
 __all__ = ["Injection", "RunEvidence", "read_evidence"]
 
@@ -217,9 +218,9 @@ class _Collector:
         """Return what was collected."""
         contradictions = list(dict.fromkeys(self._wrong_canaries))
         if self._flipped:
-            contradictions.append(f"{_shorten(self._flipped)} raised, and was reported as passed")
+            contradictions.append(f"{join_first(self._flipped, _SHOWN)} raised, and was reported as passed")
         if self._again:
-            contradictions.append(f"{_shorten(self._again)} was reported more than once")
+            contradictions.append(f"{join_first(self._again, _SHOWN)} was reported more than once")
         return RunEvidence(
             outcomes=self._outcomes,
             messages=self._messages,
@@ -230,8 +231,3 @@ class _Collector:
             is_complete=self.running <= self.ended,
             bodies=self._bodies,
         )
-
-
-def _shorten(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -16,6 +16,7 @@ from forkwise.display.html.markup import Child, Markup, build_element
 from forkwise.errors import BranchingError
 from forkwise.fork.stored_fork import compare_sides, load_side
 from forkwise.text.clean import truncate_line, truncate_middle
+from forkwise.text.phrases import format_number
 from forkwise.web.fork_overview import build_trail
 from forkwise.web.page_shell import render_shell
 
@@ -102,7 +103,7 @@ def render_changes(
             opened += 1
             rows -= min(found.added + found.removed, _FIRST_ROWS)
         parts.append(_render_file(address, file, found, options, number, is_open=is_open))
-    count = f"{len(files)} file{'' if len(files) == 1 else 's'}"
+    count = format_number(len(files), "file")
     executed: Child = None
     stored = attempt.read_changes() if attempt.record.is_over and not options.against else None
     if stored is not None and stored.delta.executable_config:

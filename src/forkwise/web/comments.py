@@ -16,6 +16,7 @@ from forkwise.explore.follow_up import find_follow_ups, find_unsent, format_comm
 from forkwise.testing.report import TestReport
 from forkwise.text.clean import truncate, truncate_line, truncate_middle
 from forkwise.text.diff import lines_of
+from forkwise.text.phrases import format_number
 from forkwise.web.fork_list import FORK_WORDS
 from forkwise.web.page_shell import build_panel
 
@@ -191,7 +192,7 @@ def render_follow_ups(view: ForkView, attempt: str = "") -> Markup:
 def _render_follow_up(view: ForkView, note: Mapping[str, Any]) -> Markup:
     name, ledger = str(note["fork"]), view.served.ledger
     count = len(note.get("comments") or ())
-    said = f"{count} comment{'' if count == 1 else 's'} on {note.get('attempt')}"
+    said = f"{format_number(count, 'comment')} on {note.get('attempt')}"
     try:
         fork = ledger.fork(name)
         records = ledger.attempts(fork.id)

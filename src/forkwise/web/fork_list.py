@@ -12,6 +12,7 @@ from forkwise.display.html.markup import Child, Markup, build_element
 from forkwise.display.subject import find_agents, format_subject
 from forkwise.errors import LedgerError
 from forkwise.text.clean import truncate
+from forkwise.text.phrases import format_number
 from forkwise.text.redaction import redact
 from forkwise.web.page_shell import build_panel, render_shell
 
@@ -141,7 +142,7 @@ def _render_entry(entry: _Entry, *, shows_workspace: bool) -> Markup:
         "a", truncate(subject.strip(), 200), href=f"/w/{served.key}/{fork.id}/", class_="subject", dir="auto"
     )
     attempts = sum(summary.attempts.values())
-    counted = [f"{attempts} attempt{'' if attempts == 1 else 's'}"]
+    counted = [format_number(attempts, "attempt")]
     counted += [f"{count} {name}" for name, count in summary.attempts.items()]
     records = served.ledger.attempts(fork.id) if attempts else []
     tested = [record.tests for record in records if record.tests is not None]

@@ -21,13 +21,13 @@ from forkwise.display.html.fork_page import (
     render_trouble,
     render_verdict,
     render_warnings,
-    usd_text,
 )
 from forkwise.display.html.markup import Child, Markup, build_element
 from forkwise.display.output import size_text
 from forkwise.errors import LedgerError
 from forkwise.ledger.logs import list_server_logs, read_log_part
 from forkwise.text.clean import TerminalCleaner, truncate, truncate_line, truncate_middle
+from forkwise.text.phrases import format_number, format_usd
 from forkwise.text.redaction import redact
 from forkwise.web.page_shell import build_panel, render_shell
 
@@ -160,8 +160,8 @@ def _render_card(view: ForkView, attempt: AttemptReport) -> Markup:
     size = size_text(record.output_bytes) if record.output_bytes else ""
     facts: list[Child] = [
         build_element("span", took, data_since=since, class_="took"),
-        None if attempt.usd is None or view.is_hidden else build_element("span", usd_text(attempt.usd)),
-        build_element("span", f"{record.files} file{'' if record.files == 1 else 's'}") if record.files else None,
+        None if attempt.usd is None or view.is_hidden else build_element("span", format_usd(attempt.usd)),
+        build_element("span", format_number(record.files, "file")) if record.files else None,
         build_element("span", f"{size} of output") if size and not view.is_hidden else None,
     ]
     result = view.hide(truncate(format_result(attempt), 160)) if not view.is_hidden else ""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from forkwise.display.html.fork_page import duration_text, usd_text
+from forkwise.display.html.fork_page import duration_text
 from forkwise.display.html.markup import Child, Markup, build_element
 from forkwise.text.diff import is_text, lines_of
+from forkwise.text.phrases import format_usd
 
 if TYPE_CHECKING:
     from forkwise.display.attempt_report import AttemptReport
@@ -96,9 +97,9 @@ def _render_cost(events: list[Event], begin: float, span: float) -> Markup | Non
         viewbox=f"0 0 {_WIDTH} 100",
         preserveaspectratio="none",
         role="img",
-        aria_label=f"Cost over time, {usd_text(total)} in the end",
+        aria_label=f"Cost over time, {format_usd(total)} in the end",
     )
-    caption = build_element("figcaption", f"{usd_text(total)} after {duration_text(span)}", class_="soft small")
+    caption = build_element("figcaption", f"{format_usd(total)} after {duration_text(span)}", class_="soft small")
     return build_element("figure", picture, caption, class_="card cost")
 
 

@@ -30,6 +30,7 @@ from forkwise.fork.resolve import pick, replace_winner
 from forkwise.fork.stored_fork import undo
 from forkwise.git.repository_change import format_left_repositories
 from forkwise.text.clean import truncate
+from forkwise.text.phrases import format_number
 from forkwise.text.redaction import redact
 from forkwise.web.conversation_view import find_conversation
 from forkwise.web.nway_table import read_choice
@@ -298,7 +299,7 @@ class Desk:
         recipe, comments = prepare_follow_up(view.served.ledger, attempt.record.id)
         if not form.get("sure"):
             agent = attempt.record.agent or truncate(attempt.label, 80)
-            count = f"{len(comments)} comment{'' if len(comments) == 1 else 's'}"
+            count = format_number(len(comments), "comment")
             text = f"{agent} runs once more, on top of these changes, with {count}. Its result waits for your pick."
             sure = form.answer("Start it", "send", "main", sure="1")
             detail = build_element("pre", redact(recipe.feedback))

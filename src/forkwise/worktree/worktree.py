@@ -44,6 +44,7 @@ from forkwise.git.repository import (
 )
 from forkwise.linux.file_write import replace_file
 from forkwise.linux.trees import closing_fd, open_root, remove_tree
+from forkwise.text.phrases import format_number, join_first
 from forkwise.worktree.worktree_files import (
     VIEWS,
     choose_views,
@@ -231,8 +232,8 @@ def find_work(worktree: Worktree) -> str:
     lost |= _find_unseen(repository, worktree)
     if not lost:
         return ""
-    first = ", ".join(repr(path) for path in sorted(lost)[:3])
-    return f"uncommitted changes of {len(lost)} file{'' if len(lost) == 1 else 's'} ({first})"
+    first = join_first([repr(path) for path in sorted(lost)], 3)
+    return f"uncommitted changes of {format_number(len(lost), 'file')} ({first})"
 
 
 def _find_unseen(repository: Repository, worktree: Worktree) -> set[str]:
@@ -329,7 +330,7 @@ def _refuse_work(site: Site, home: str, worktree: Worktree, keeps_commits: bool)
     repository = locate_repository(worktree.path)
     is_detached = repository is None or repository.head is None
     if (is_detached or not keeps_commits) and (count := find_commits(worktree)):
-        commits = f"{count} commit{'' if count == 1 else 's'} that no other branch and no remote has"
+        commits = f"{format_number(count, 'commit')} that no other branch and no remote has"
         hint = "push or merge them, or use --force" + (
             ", which loses them" if is_detached else ", which keeps the branch"
         )

@@ -13,6 +13,7 @@ import click
 from forkwise.cli.app import Verb, json_option, workspace_option
 from forkwise.display.output import Output
 from forkwise.progress import report
+from forkwise.text.phrases import join_first
 
 if TYPE_CHECKING:
     from forkwise.cli.git_result import GitResult
@@ -119,7 +120,7 @@ def _find(ledger: Ledger, name: str) -> AttemptRecord:
     fork = ledger.fork(name)
     if fork.winner is not None:
         return ledger.attempt(fork.winner)
-    attempts = ", ".join(attempt.id for attempt in ledger.attempts(fork.id)[:10])
+    attempts = join_first([attempt.id for attempt in ledger.attempts(fork.id)], 10)
     raise click.ClickException(f"fork {fork.id} has no winner; name an attempt: {attempts}")
 
 

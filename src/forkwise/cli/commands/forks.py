@@ -24,6 +24,7 @@ from forkwise.display.output import (
 )
 from forkwise.errors import ForkNotFoundError, ForkwiseWarning, LedgerError
 from forkwise.text.clean import truncate_line
+from forkwise.text.phrases import join_first
 from forkwise.text.redaction import Redactor, process_redactor, redact
 
 if TYPE_CHECKING:
@@ -733,7 +734,7 @@ def _refuse_fork(ledger: Ledger, name: str | None, branches: list[str]) -> None:
         f"{attempt.id} ({'won' if attempt.id == fork.winner else attempt.state})"
         for attempt in ledger.attempts(fork.id)
     ]
-    listed = ", ".join(attempts[:_LISTED]) + (", …" if len(attempts) > _LISTED else "")
+    listed = join_first(attempts, _LISTED)
     raise click.UsageError(f"{fork.id} is a fork: name one or two of its attempts: {listed or 'it has none'}")
 
 

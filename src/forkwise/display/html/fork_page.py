@@ -26,6 +26,7 @@ from forkwise.ledger.stored_changes import StoredChanges
 from forkwise.testing.report import TestFailure
 from forkwise.text.clean import truncate, truncate_line, truncate_middle
 from forkwise.text.diff import FileDiff
+from forkwise.text.phrases import format_number, format_usd, join_first
 from forkwise.text.redaction import redact
 
 __all__ = [
@@ -44,7 +45,6 @@ __all__ = [
     "render_trouble",
     "render_verdict",
     "render_warnings",
-    "usd_text",
 ]
 
 _MAX_GOAL = 400
@@ -175,7 +175,7 @@ def render_verdict(report: ForkReport) -> Markup:
         "attempts": str(len(report.attempts)),
         "succeeded": str(report.states.get("succeeded", 0)),
         "time": duration_text(report.seconds),
-        "cost": "" if report.usd is None else usd_text(report.usd),
+        "cost": "" if report.usd is None else format_usd(report.usd),
         "tests": "" if tests is None or not tests.ran else f"{tests.passed}/{tests.ran}",
     }
     words = build_element(
@@ -210,10 +210,10 @@ def render_warnings(report: ForkReport) -> Iterator[Markup]:
     tampered = [a.record.id for a in report.attempts if a.tests is not None and a.tests.is_tampered]
     if tampered:
         text = "These attempts changed what reports their tests: their results do not count, and they cannot win."
-        yield render_note(f"Tampered: {', '.join(tampered[:20])}", [text], tone="bad")
+        yield render_note(f"Tampered: {join_first(tampered, 20)}", [text], tone="bad")
     if faults := report.states.get("faulted", 0):
         text = "A fault of the machine, a service or a provider ended them. That is not counted against them."
-        yield render_note(f"{faults} attempt{'' if faults == 1 else 's'} could not be judged", [text])
+        yield render_note(f"{format_number(faults, 'attempt')} could not be judged", [text])
 
 
 def render_note(title: str, lines: Sequence[str], tone: str = "warn") -> Markup:
@@ -275,7 +275,7 @@ def _build_cells(attempt: AttemptReport, number: int) -> dict[str, Child]:
         "tests": counted,
         "changes": _describe_changes(attempt),
         "time": "" if seconds is None else duration_text(seconds),
-        "cost": "" if attempt.usd is None else usd_text(attempt.usd),
+        "cost": "" if attempt.usd is None else format_usd(attempt.usd),
         "result": truncate(format_result(attempt), 200),
     }
 
@@ -291,7 +291,7 @@ def _describe_changes(attempt: AttemptReport) -> str:
     if attempt.record.no_change:
         return "none"
     count = attempt.record.files
-    files = "" if count is None else f"{count} file{'' if count == 1 else 's'}"
+    files = "" if count is None else format_number(count, "file")
     return ", ".join(text for text in (files, attempt.record.git) if text)
 
 
@@ -451,7 +451,7 @@ def _render_attempt(attempt: AttemptReport, number: int, *, is_open: bool, rows:
         "exit code": "" if record.exit_code is None else str(record.exit_code),
         "time": "" if attempt.seconds is None else duration_text(attempt.seconds),
         "used": ", ".join(text for text in usage if text),
-        "cost": "" if attempt.usd is None else usd_text(attempt.usd),
+        "cost": "" if attempt.usd is None else format_usd(attempt.usd),
         "tests": "" if attempt.tests is None else attempt.tests.summary,
         "output": size_text(record.output_bytes) if record.output_bytes else "",
     }
@@ -571,8 +571,7 @@ def _render_changes(changes: StoredChanges | None, rows: int, *, is_open: bool) 
     contained = {file.path for file in changes.files}
     others = [change for change in changes.delta if change.path not in contained]
     if others:
-        names = ", ".join(truncate_middle(change.path, 120) for change in others[:20])
-        text = f"Also {names}{f' and {len(others) - 20} more' if len(others) > 20 else ''}."
+        text = f"Also {join_first([truncate_middle(change.path, 120) for change in others], 20)}."
         parts.append(build_element("p", text, class_="soft"))
     if changes.is_redacted:
         parts.append(build_element("p", "Secrets in these files were replaced.", class_="soft"))
@@ -627,11 +626,6 @@ def duration_text(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours} h {minute} min" if hours else f"{minute} min {second} s"
-
-
-def usd_text(usd: float) -> str:
-    """Format an amount of dollars."""
-    return f"${usd:.2f}" if usd >= 0.01 or usd == 0 else f"${usd:.4f}"
 
 
 def format_moment(timestamp: float) -> str:

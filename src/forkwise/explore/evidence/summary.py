@@ -20,6 +20,7 @@ from forkwise.fork.attempt import feedback_of
 from forkwise.fork.candidate import describe_error
 from forkwise.telemetry import chat_span
 from forkwise.text.clean import clean_text, truncate, truncate_line, truncate_middle
+from forkwise.text.phrases import format_number
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class AttemptSummary:
         if self.file_count:
             more = self.file_count - len(self.files)
             shown = ", ".join(map(str, self.files)) + (f" and {more} more" if more else "")
-            parts.append(f"Changed {self.file_count} {'file' if self.file_count == 1 else 'files'}: {shown}")
+            parts.append(f"Changed {format_number(self.file_count, 'file')}: {shown}")
         parts += _format_list("Decisions", self.decisions)
         if self.tests and self.tests not in self.outcome:
             parts.append(f"Tests: {self.tests}")

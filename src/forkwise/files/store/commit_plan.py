@@ -18,6 +18,7 @@ from forkwise.files.store.journal import Held, JournalStep, Meta, Run, directory
 from forkwise.files.store.overlayfs import OVERLAY_MARKS, is_mark, is_opaque, is_origin, is_whiteout
 from forkwise.files.store.scan import Entry, Scan, Touched, user_attributes
 from forkwise.linux.trees import join, open_directory, open_root, proc_path
+from forkwise.text.phrases import join_first
 
 if TYPE_CHECKING:
     from forkwise.files.store.branch_info import BranchInfo
@@ -77,7 +78,7 @@ def _find_data_conflicts(scan: Scan, forked: int) -> list[Conflict]:
     for data in changed:
         theirs = list_data_edits(scan, data, forked)
         if theirs:
-            shown = ", ".join(theirs[:3]) + (", …" if len(theirs) > 3 else "")
+            shown = join_first(theirs, 3)
             detail = f"a server's data directory, changed by the branch and in the parent since ({shown})"
             found.append(Conflict(data, "changed", detail))
     return found

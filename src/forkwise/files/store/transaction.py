@@ -56,6 +56,7 @@ from forkwise.linux.lease import Leases
 from forkwise.linux.process_id import boot_id
 from forkwise.linux.trees import NOT_THERE, copy_entry, open_directory, open_root, remove_tree, stat_entry
 from forkwise.progress import report
+from forkwise.text.phrases import join_first
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Conflict
@@ -368,8 +369,7 @@ class Transaction:
 
     def _raise_conflicts(self, conflicts: list[Conflict]) -> None:
         if conflicts:
-            shown = "; ".join(str(c) for c in conflicts[:5]) + ("; …" if len(conflicts) > 5 else "")
-            raise ConflictError(shown, branch=self.branch, conflicts=conflicts)
+            raise ConflictError(join_first(conflicts, 5, "; "), branch=self.branch, conflicts=conflicts)
 
     def _save_slots(self, sync: bool) -> None:
         """Copy the target's old content from the stage to the record's directory, for undo."""

@@ -18,6 +18,7 @@ from forkwise.files.store.view import Base, DetachedMount, Refusal, Site, View
 from forkwise.linux.mountinfo import is_mount_point, remount_flags
 from forkwise.linux.syscalls import MNT_DETACH, MS_BIND, MS_RDONLY, MS_REMOUNT, filesystem_magic, mount, umount2
 from forkwise.linux.trees import CopiedTree, copy_tree
+from forkwise.text.phrases import join_first
 
 __all__ = [
     "CopiedView",
@@ -139,7 +140,7 @@ class CopiedView(WholeView):
         if tree.skipped:
             warnings.warn(
                 f"{len(tree.skipped)} sockets, FIFOs, devices or mounted files of {lowers[0]} are not in the branch: "
-                + ", ".join(map(repr, tree.skipped[:5])),
+                + join_first([repr(path) for path in tree.skipped], 5),
                 ForkwiseWarning,
                 stacklevel=2,
             )

@@ -27,6 +27,7 @@ from forkwise.fork.agent_paths.replacement import (
 )
 from forkwise.linux.trees import closing_fd, join, open_directory, open_root, stat_entry
 from forkwise.sandbox.path_view import PathView, matches, set_path_views_aside
+from forkwise.text.phrases import join_first
 
 __all__ = ["conclude_agent_paths"]
 
@@ -104,9 +105,8 @@ class _SessionCopy:
         except OSError as error:
             self.reasons.append(f"{error.filename or self.view.given}: {error.strerror}")
         if self.reasons:
-            more = len(self.reasons) - _MOST_REASONS
-            reasons = [*self.reasons[:_MOST_REASONS], *([f"and {more} more"] if more > 0 else [])]
-            message = f"sessions of the winner in {self.view.given} were not kept: {'; '.join(reasons)}"
+            reasons = join_first(self.reasons, _MOST_REASONS, "; ")
+            message = f"sessions of the winner in {self.view.given} were not kept: {reasons}"
             warnings.warn(message, ForkwiseWarning, stacklevel=3)
 
     def _copy_below(self, source: int, target: int, start: str) -> None:

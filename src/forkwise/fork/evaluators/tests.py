@@ -48,6 +48,7 @@ from forkwise.testing.evidence import Injection, read_evidence
 from forkwise.testing.parse import read_report
 from forkwise.testing.report import Comparison, Outcome, TestReport
 from forkwise.testing.seal import Seal
+from forkwise.text.phrases import join_first
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Parent
@@ -338,7 +339,7 @@ class Tests(Evaluator):
         """Run the command once, on a scratch branch of ``files``."""
         async with scratch(files) as branch:
             if branch is files and task.graders is not None and task.graders.roles:
-                changed = ", ".join(list(task.graders.roles)[:_SHOWN])
+                changed = join_first(list(task.graders.roles), _SHOWN)
                 doubt = f"it changed {changed}, which cannot be put back on {branch.view}"
                 return TestRun(TestReport(source="exit code", exit_code=0, doubt=doubt))
             await run_in_thread(task.lay, branch, self.held_out)

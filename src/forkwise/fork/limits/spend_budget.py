@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forkwise.concurrency import post
 from forkwise.errors import ForkwiseWarning
+from forkwise.text.phrases import format_usd
 
 if TYPE_CHECKING:
     from forkwise.fork.candidate import OutputReader
@@ -95,7 +96,7 @@ class SpendLimits:
         limits = (self.attempt_usd, self.attempt_tokens) if is_attempt else (self.usd, self.tokens)
         whose = "its budget" if is_attempt else "the budget"
         if limits[0] is not None and usd >= limits[0]:
-            return f"{whose} of ${limits[0]:g} was used up (${usd:.2f})"
+            return f"{whose} of ${limits[0]:g} was used up ({format_usd(usd)})"
         if limits[1] is not None and tokens >= limits[1]:
             return f"{whose} of {limits[1]} tokens was used up ({tokens})"
         return None

@@ -26,6 +26,7 @@ from forkwise.chat.events import CostChanged
 from forkwise.chat.render import format_price
 from forkwise.display.output import printable
 from forkwise.text.clean import truncate_line
+from forkwise.text.phrases import format_number
 from forkwise.tui.transcript import Transcript
 from forkwise.tui.widgets import TextLine
 
@@ -197,7 +198,7 @@ class StatusLine(TextLine):
             if cost.requests:
                 parts.append(Text(format_price(cost.usd, cost.requests, cost.unpriced)))
             parts.append(Text(f"{format_count(cost.input_tokens + cost.output_tokens)} tokens"))
-            parts.append(Text(f"{self.checkpoints} checkpoint{'' if self.checkpoints == 1 else 's'}"))
+            parts.append(Text(format_number(self.checkpoints, "checkpoint")))
             parts += [] if self.has_tools else [Text("no tools")]
             parts.append(Text(printable(self.model)))
         self.show(Text(" · ").join(parts))
