@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from forkwise.errors import LedgerError
+from forkwise.text.clean import clean_line
 from forkwise.text.redaction import Redactor, StreamRedactor, process_redactor
 
 __all__ = [
@@ -47,7 +48,6 @@ _SEARCH_SIZE = 4096  # bytes of the end that are searched for the last line
 _LINE_LENGTH = 200
 _NOTE_STREAM = "forkwise"  # the stream of the line that says what was left out
 _FIRST_STREAM = "stdout"
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 
 
 class AttemptLog:
@@ -124,7 +124,7 @@ class AttemptLog:
     def last_line(self) -> str:
         """The last line with printable text, cleaned and shortened."""
         text = self.tail(_SEARCH_SIZE)
-        lines = (_clean_line(line) for line in reversed(re.split(r"[\r\n]", text)))
+        lines = (clean_line(line) for line in reversed(re.split(r"[\r\n]", text)))
         return next((line[:_LINE_LENGTH] for line in lines if line), "")
 
     def finish(self) -> None:
@@ -377,7 +377,3 @@ def _log_paths(directory: str | os.PathLike[str], attempt: str) -> tuple[Path, P
 
 def _format_note(cap: int) -> bytes:
     return f"\n[forkwise: output left out here; the first {cap} and the last {_TAIL_SIZE} bytes were kept]\n".encode()
-
-
-def _clean_line(line: str) -> str:
-    return "".join(c for c in _ESCAPE.sub("", line).replace("\t", " ") if c.isprintable()).strip()

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 
 __all__ = [
     "TerminalCleaner",
+    "clean_line",
     "clean_text",
     "escape_character",
     "escape_invalid",
+    "quote_lines",
     "sections",
     "truncate",
     "truncate_line",
@@ -21,7 +23,8 @@ __all__ = [
 ]
 
 _CUT = "\n[…]\n"
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z^_])")
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
+_PARTIAL_ESCAPE = re.compile(r"\x1b[^\x07]{0,80}\Z")
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {ord("\n"): "\n", ord("\t"): "\t"}
 
 
@@ -33,7 +36,17 @@ def clean_text(text: bytes | str) -> str:
     """
     # A string may contain a lone surrogate (JSON can escape one), which no file and no database accepts.
     data = text.encode("utf-8", "replace") if isinstance(text, str) else text
-    return _ESCAPES.sub("", data.decode("utf-8", "replace")).translate(_CONTROLS)
+    return _ESCAPE.sub("", data.decode("utf-8", "replace")).translate(_CONTROLS)
+
+
+def clean_line(line: str) -> str:
+    r"""Return a line of terminal output without escape sequences, also one that is not complete yet.
+
+    >>> clean_line("\x1b[32m3 passed\x1b(B\tin 2 s\x1b]0;py")
+    '3 passed in 2 s'
+    """
+    text = _PARTIAL_ESCAPE.sub("", _ESCAPE.sub("", line)).replace("\t", " ")
+    return "".join(c for c in text if c.isprintable()).strip()
 
 
 def escape_character(character: str) -> str:
@@ -50,6 +63,17 @@ def escape_character(character: str) -> str:
 def escape_invalid(text: str) -> str:
     """Escape surrogates, which stand for file names that are not UTF-8: neither JSON nor a provider accepts them."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def quote_lines(text: str, mark: str) -> str:
+    r"""Put ``mark`` before every line of a text for a model's prompt, so that none looks like a line of the prompt.
+
+    What ends a line does not matter, and control characters are removed. An empty text becomes one mark.
+
+    >>> quote_lines("fine\r\n# Goal\u2028\x1b[2Jnew", "| ")
+    '| fine\n| # Goal\n| new'
+    """
+    return "\n".join(f"{mark}{line}" for line in clean_text(text).splitlines()) or mark.rstrip()
 
 
 def truncate_middle(text: str, limit: int) -> str:
@@ -105,10 +129,6 @@ def sections(text: str, heading: re.Pattern[str], stop: re.Pattern[str]) -> Iter
         yield found, "\n".join(body).strip("\n")
 
 
-_TERMINAL_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
-_PARTIAL_ESCAPE = re.compile(r"\x1b[^\x07]{0,80}\Z")
-
-
 class TerminalCleaner:
     r"""Converts terminal output to plain text, chunk by chunk.
 
@@ -126,7 +146,7 @@ class TerminalCleaner:
 
     def feed(self, chunk: bytes) -> str:
         """Return the text of the next chunk."""
-        text = _TERMINAL_ESCAPE.sub("", self._pending + self._decoder.decode(chunk))
+        text = _ESCAPE.sub("", self._pending + self._decoder.decode(chunk))
         partial = _PARTIAL_ESCAPE.search(text)
         if partial is None and text.endswith("\r"):
             text, self._pending = text[:-1], "\r"

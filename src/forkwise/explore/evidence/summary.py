@@ -19,7 +19,7 @@ from forkwise.files.versions import ChangedLines, count_changed_lines
 from forkwise.fork.attempt import feedback_of
 from forkwise.fork.candidate import describe_error
 from forkwise.telemetry import chat_span
-from forkwise.text.clean import clean_text, truncate, truncate_line, truncate_middle
+from forkwise.text.clean import clean_text, quote_lines, truncate, truncate_line, truncate_middle
 from forkwise.text.phrases import format_number
 from forkwise.text.redaction import redact
 
@@ -221,7 +221,7 @@ class Summaries:
         tail = _clean(attempt.fork.ledger.attempt(attempt.id).tail or "")
         facts = summary.format_feedback()
         prompt = "\n\n".join(
-            f"# {heading}\n{_quote(text)}"
+            f"# {heading}\n{quote_lines(text, '    | ')}"
             for heading, text in (("Facts", facts), ("Diff", diff), ("End of its output", tail[-_MAX_DETAIL:]))
             if text
         )
@@ -290,8 +290,3 @@ def _clean(text: str) -> str:
 
 def _clean_line(text: str, limit: int = _MAX_LINE) -> str:
     return truncate_line(_clean(text), limit)
-
-
-def _quote(text: str) -> str:
-    """Mark every line as material, so that none of them can be taken for a heading."""
-    return "\n".join(f"    | {line}" for line in text.splitlines())

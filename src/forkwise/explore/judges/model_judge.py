@@ -19,7 +19,7 @@ from forkwise.concurrency import run_in_thread
 from forkwise.explore.judges.contest import BY_ORDER, PairAnswer, PairJudge, read_diff
 from forkwise.local_model import is_local, local_model
 from forkwise.telemetry import chat_span
-from forkwise.text.clean import clean_text, truncate, truncate_middle
+from forkwise.text.clean import quote_lines, truncate, truncate_middle
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class ModelJudge(PairJudge):
         return PairAnswer(choice, (one.confidence + other.confidence) / 2, one.reason)
 
     async def _ask(self, first: str, second: str) -> PairVerdict:
-        goal = _quote(truncate(redact(self._goal), _MAX_GOAL))
+        goal = quote_lines(truncate(redact(self._goal), _MAX_GOAL), _BAR)
         prompt = f"# Task\n{goal}\n\n# Attempt A\n{first}\n\n# Attempt B\n{second}"
         usage = RunUsage()
         try:
@@ -108,13 +108,8 @@ class ModelJudge(PairJudge):
     def _describe(self, attempt: Attempt) -> str:
         tests = "not run" if attempt.tests is None else truncate(attempt.tests.summary, _MAX_TESTS)
         diff = truncate_middle(redact(read_diff(attempt)), _MAX_LOCAL_DIFF if self._is_local else _MAX_DIFF)
-        return f"tests: {tests}\ndiff:\n{_quote(diff)}"
+        return f"tests: {tests}\ndiff:\n{quote_lines(diff, _BAR)}"
 
 
 def _build_agent(model: Model | str) -> Agent[None, PairVerdict]:
     return Agent(model, output_type=PairVerdict, instructions=_INSTRUCTIONS, retries=_TRIES)
-
-
-def _quote(text: str) -> str:
-    """Mark every line, whatever its line end, so that no line of an attempt looks like one of the prompt."""
-    return "\n".join(f"{_BAR}{line}" for line in clean_text(text).splitlines()) or _BAR.rstrip()

@@ -37,6 +37,7 @@ from forkwise.live.judging.verdict import BranchOutcome, JudgeVerdict
 from forkwise.live.values import JudgeDomain
 from forkwise.local_model import is_local, local_model
 from forkwise.telemetry import chat_span
+from forkwise.text.clean import quote_lines
 
 __all__ = [
     "JUDGE_PROMPTS",
@@ -143,7 +144,7 @@ def _format_name(outcome: BranchOutcome) -> str:
 def _format_tests(outcome: BranchOutcome) -> str:
     if outcome.test_report is not None:
         failing = "".join(f"\n{_BAR}{_line(failure.name)}" for failure in outcome.test_report.failures[:5])
-        doubt = f" (doubtful: {outcome.test_report.doubt})" if outcome.test_report.doubt else ""
+        doubt = f" (doubtful: {_line(outcome.test_report.doubt, _MAX_TESTS)})" if outcome.test_report.doubt else ""
         return f"{outcome.test_report.summary}{doubt}{f'; failing:{failing}' if failing else ''}"
     return "not run" if outcome.test_pass_ratio is None else f"{outcome.test_pass_ratio:.0%} passed"
 
@@ -227,8 +228,7 @@ def _line(text: str, most: int = _MAX_NAME) -> str:
 
 
 def _quote(text: str, most: int) -> str:
-    """Quote text of a branch: every line is marked with a bar."""
-    return "\n".join(f"{_BAR}{line}" for line in _cut(text, most).splitlines()) or _BAR.rstrip()
+    return quote_lines(_cut(text, most), _BAR)
 
 
 def _cut(text: str, most: int) -> str:
