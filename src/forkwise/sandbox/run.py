@@ -120,7 +120,7 @@ def spawn(
     if space is None and wanted.network in ("private", "proxy"):
         opened = open_logged_network(wanted, network_log, client=client)
         return _spawn_in_own_network(
-            branch, argv, stdio, space=opened, confinement=requested, timeout=timeout, cwd=cwd, env=env
+            branch, argv, stdio, space=opened, client=client, confinement=requested, timeout=timeout, cwd=cwd, env=env
         )
     workspace_path = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
