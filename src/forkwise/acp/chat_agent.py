@@ -431,6 +431,8 @@ async def serve_stdio(agent: ChatAgent) -> None:
         await acp.run_agent(cast("acp.Agent", agent), writer, reader, use_unstable_protocol=True)
     finally:
         await agent.close()
+    if (task := asyncio.current_task()) is not None and task.cancelling():
+        raise asyncio.CancelledError  # the library ends a cancelled session like one that the editor closed
 
 
 def _check_directory(cwd: str) -> Path:

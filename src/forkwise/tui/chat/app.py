@@ -79,7 +79,7 @@ class ChatApp(ThemedApp):
     def handle_signal(self, number: signal.Signals) -> None:
         """End the chat because of a signal."""
         self.ended_by = number
-        self.action_leave()
+        self.call_later(self.action_leave)  # the loop calls this method outside of the application's context
 
     def on_chat_screen_session_ended(self, _: ChatScreen.SessionEnded) -> None:
         """Leave when the session has ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from functools import partial
 from pathlib import Path
@@ -139,10 +140,8 @@ def acp(model: str | None, ask: tuple[str, ...], allow_executable_config: bool) 
     The editor starts this command and talks to it on stdin and stdout. Each chat is a session of the editor; while a
     conversation is forked, each branch is a session too. /fork, /merge and the other commands are typed as prompts.
     """
-    import stat
-
     require_extra("acp", "forkwise acp")
-    if sys.stdin.isatty() or stat.S_ISREG(os.fstat(0).st_mode):
+    if not (_is_pipe(0) and _is_pipe(1)):
         raise click.UsageError(
             "forkwise acp is started by an editor, which talks to it on stdin and stdout: name this command in the "
             "editor's settings for agents"
@@ -153,3 +152,9 @@ def acp(model: str | None, ask: tuple[str, ...], allow_executable_config: bool) 
     from forkwise.acp.chat_agent import ChatAgent, serve_stdio
 
     run_until_stopped(serve_stdio(ChatAgent(model=model, ask=ask, allow_executable_config=allow_executable_config)))
+
+
+def _is_pipe(fd: int) -> bool:
+    """Return whether a descriptor is a pipe or a socket, so that another program can answer on it."""
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
