@@ -63,6 +63,16 @@ def test_no_line_is_wider_than_the_terminal(words: tuple[str, ...]) -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+@every_command
+def test_a_narrow_terminal_cuts_nothing_off(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(forkwise_command, [*words, "--help"], env={"COLUMNS": "40"})
+    text = done.stdout.partition("Example")[0]
+    names = re.compile(r"^ +(-|[\w-]+$)")  # an option with its value, or the name of a command, is never broken
+    assert [line for line in text.splitlines() if len(line) > 40 and not names.match(line)] == []
+    for inner in getattr(COMMANDS[words], "commands", {}).values():
+        assert (inner.help or "").partition("\n")[0] in " ".join(text.split())
+
+
 GROUPS = {words: command for words, command in COMMANDS.items() if isinstance(command, click.Group)}
 
 

@@ -264,7 +264,7 @@ def list_widened(file: ConfigFile, workspace: Path) -> list[str]:
 @lru_cache(maxsize=1)
 def _load_packaged() -> dict[str, Any]:
     """Load the tables that come with forkwise; a run needs them several times."""
-    return tomllib.loads(PACKAGED.read_text())
+    return tomllib.loads(PACKAGED.read_text("utf-8"))
 
 
 class _Sources:

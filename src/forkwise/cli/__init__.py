@@ -7,7 +7,10 @@ Importing this package must stay cheap: a command imports the floors it needs on
 from __future__ import annotations
 
 import gc
+import os
 import sys
+from contextlib import suppress
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from forkwise import __version__
@@ -40,11 +43,13 @@ def __getattr__(name: str) -> object:
 
 def main() -> None:
     """Run the command line."""
+    _prepare_streams()
     gc.set_threshold(_GARBAGE_THRESHOLD)
     words = sys.argv[1:]
     if words == ["--version"]:
-        print(f"forkwise, version {__version__}")
-        return
+        with suppress(OSError):  # click prints it again, and reports why that is impossible
+            print(f"forkwise, version {__version__}", flush=True)
+            return
     if words[:1] == ["_complete"]:
         from forkwise.cli.completion import print_candidates
 
@@ -62,6 +67,21 @@ def main() -> None:
     finally:
         stop_signal.ignore_stop_signals()  # nothing may interrupt the clean-up at the interpreter's exit
         gc.freeze()  # the collection at exit would walk all loaded modules, which takes longer than the rest
+
+
+def _prepare_streams() -> None:
+    """Open standard streams that the caller closed, such as with ``>&-``, on /dev/null, and accept any text on stdout.
+
+    Otherwise the next file to be opened, such as the ledger, would get that descriptor, and children would write to it.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
+            os.set_inheritable(fd, True)
+            setattr(sys, name, open(fd, "w" if fd else "r", closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper):
+        is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
 
 
 def _run(words: list[str]) -> None:

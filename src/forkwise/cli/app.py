@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
@@ -28,9 +29,11 @@ from forkwise.errors import (
     BranchingError,
     BranchNotFoundError,
     BranchStaleError,
+    CommitError,
     CommitNotFoundError,
     ConflictError,
     ConversationNotFoundError,
+    ExecutableConfigError,
     ForkNotFoundError,
     ForkResolvedError,
     ForkwiseWarning,
@@ -100,12 +103,13 @@ class StoppedBySignalError(click.Abort):
         return "; ".join(filter(None, (describe_stop_signal(self.number), self.state)))
 
 
+_ZSTD = ("backports.zstd",) if sys.version_info < (3, 14) else ()
 _EXTRAS = {
     "acp": ("acp", "pydantic_ai"),
     "agents": ("pydantic_ai",),
     "local": ("xllamacpp", "pydantic_ai", "openai"),
-    "ray": ("ray", "blake3", "obstore", "pyfastcdc", "cryptography"),
-    "snapshots": ("blake3", "obstore", "pyfastcdc", "cryptography"),
+    "ray": ("ray", "blake3", "obstore", "pyfastcdc", "cryptography", *_ZSTD),
+    "snapshots": ("blake3", "obstore", "pyfastcdc", "cryptography", *_ZSTD),
     "tui": ("textual",),
     "web": ("starlette", "uvicorn", "pygments"),
     "yaml": ("yaml",),
@@ -152,7 +156,14 @@ def suggest_extra(extra: str, benefit: str) -> None:
 
 
 def _missing_modules(extra: str) -> list[str]:
-    return [name for name in _EXTRAS[extra] if find_spec(name) is None]
+    return [name for name in _EXTRAS[extra] if not _is_installed(name)]
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
 
 
 def _install_command(extra: str) -> str:
@@ -217,18 +228,34 @@ def hint(error: BaseException, words: Sequence[str]) -> str:
     """Return what the user can do next, or nothing; ``words`` are the command line."""
     if isinstance(error, MissingExtraError):
         return error.remedy
-    conflict = error if isinstance(error, ConflictError) and not isinstance(error, BranchStaleError) else None
-    if conflict is not None and {"commit", "pick", "resume"} & set(words):
+    verb = list(_skip_options(_own_words(words)))[:2]
+    is_conflict = isinstance(error, ConflictError) and not isinstance(error, BranchStaleError)
+    if is_conflict and {"commit", "pick", "resume"} & set(verb):
         return "choose a side with --on-conflict ours|theirs|merge"
-    if conflict is not None and "combine" in words and conflict.branch is not None:
-        return f"update the branch with forkwise branch rebase {conflict.branch}"
-    if conflict is not None and conflict.branch is not None and "undo" not in words:
-        return f"the winner was kept: forkwise branch commit {conflict.branch} --on-conflict ours|theirs|merge"
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        return f"{error.ctx.command_path} --help"
-    if "worktree" in words[:3]:
+    if isinstance(error, ConflictError) and is_conflict and verb[:1] == ["combine"] and error.branch is not None:
+        return f"update the branch with forkwise branch rebase {error.branch}"
+    if isinstance(error, click.UsageError):
+        return f"{' '.join(['forkwise', *verb[:1]]) if error.ctx is None else error.ctx.command_path} --help"
+    if verb[:1] == ["worktree"]:
         return ""  # its message names forkwise worktree list
-    return next((text for kind, text in _HINTS if isinstance(error, kind)), "")
+    if isinstance(error, BranchNotFoundError) and verb[:1] in (["diff"], ["open"]):
+        return "list the branches with forkwise branch ls, and the forks with forkwise ls"
+    general = next((text for kind, text in _HINTS if isinstance(error, kind)), "")
+    return general or _find_kept_winner(error, verb)
+
+
+def _find_kept_winner(error: BaseException, verb: Sequence[str]) -> str:
+    """Return how to commit the winner of an exploration whose commit failed; empty if ``error`` is something else."""
+    if not isinstance(error, CommitError) or isinstance(error, CommitNotFoundError | RetestError):
+        return ""
+    if error.branch is None or verb[:1] in (["branch"], ["pick"], ["combine"], ["resume"], ["undo"]):
+        return ""
+    options = ""
+    if isinstance(error, ConflictError):
+        options = " --on-conflict ours|theirs|merge"
+    elif isinstance(error, ExecutableConfigError):
+        options = " --allow-executable-config"
+    return f"the winner was kept: forkwise branch commit {error.branch}{options}"
 
 
 def failure_record(error: BaseException) -> dict[str, Any]:
@@ -251,12 +278,25 @@ def _message(error: BaseException) -> str:
     if isinstance(error, click.Abort):
         return str(error) or "interrupted"
     if isinstance(error, click.ClickException):
-        # click names the type of IntRange "integer range": 'abc' is not a valid integer range.
-        return error.format_message().replace(" range.", ".")
+        return _click_message(error)
     if isinstance(error, OSError) and error.strerror:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         return f"{' -> '.join(names)}: {error.strerror}" if names else error.strerror
     return str(error) or type(error).__name__
+
+
+def _click_message(error: click.ClickException) -> str:
+    # click names the type of IntRange "integer range": 'abc' is not a valid integer range.
+    text = error.format_message().replace(" range.", ".")
+    if isinstance(error, click.BadParameter) and isinstance(error.param, click.Argument):
+        text = _OPTIONAL.sub(r"'\1'", text, count=1)
+    if isinstance(error, click.MissingParameter):
+        text = " ".join(text.split())  # click puts each choice on a line of its own
+    return text
+
+
+_OPTIONAL = re.compile(r"'\[([^\]']+)\](?:\.\.\.)?'")
+"""How click names an optional argument: in brackets, as in the usage line."""
 
 
 def _to_json(value: Any) -> Any:
@@ -295,7 +335,10 @@ def _choose_workspace(context: click.Context, _parameter: click.Parameter, given
     given = given or context.find_root().params.get("directory")
     if given is not None:
         return given
-    here = os.path.realpath(".")
+    try:
+        here = os.path.realpath(".")
+    except FileNotFoundError:
+        raise click.UsageError("the current directory was deleted: enter another one with cd") from None
     if variable := os.environ.get("FORKWISE_WORKSPACE"):
         if not os.path.isdir(variable):
             raise click.UsageError(f"FORKWISE_WORKSPACE is {variable!r}, which is not a directory: correct or unset it")
@@ -339,8 +382,31 @@ def _json_option(text: str) -> Callable[[F], F]:
     return click.option("--json", "output", is_flag=True, callback=output, help=text)
 
 
+class _HelpFormatter(click.HelpFormatter):
+    """Help that also fits into a terminal of less than 50 columns, which is the least that click formats for."""
+
+    def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
+        super().__init__(indent_increment, width, max_width)
+        if width is None:
+            self.width = max(min(self.width, get_terminal_size().columns - 2), _NARROWEST)
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write names and what they mean in two columns, of which the first is narrow if the terminal is."""
+        super().write_dl(rows, col_max if self.width > _NARROW else self.width // 3, col_spacing)
+
+
+_NARROWEST = 30
+_NARROW = 60
+
+
+class _Context(click.Context):
+    formatter_class = _HelpFormatter
+
+
 class Verb(click.Command):
     """A command whose help ends with examples and the exit codes. If it ``streams``, ``--json`` prints JSON lines."""
+
+    context_class = _Context
 
     def __init__(self, *args: Any, example: Sequence[str] = (), streams: bool = False, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -385,10 +451,14 @@ def _describe_commits(directory: Path, started: float) -> str:
     return f"commit {made[0].id} was made before that, and stays: {undo} takes it back"
 
 
+_LONGEST_SUMMARY = 200  # characters; a narrow terminal wraps a summary instead of cutting it off
+
+
 class Commands(click.Group):
     """A group of commands, listed in sections. The root group turns each failure into one line and an exit code."""
 
     command_class = Verb
+    context_class = _Context
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -410,11 +480,10 @@ class Commands(click.Group):
         """Write the sections, with the summaries of all of them in one column."""
         sections = self.sections or {"Commands": tuple(self.list_commands(ctx))}
         width = max(len(name) for name in self.commands)
-        limit = formatter.width - width - 6  # click needs 6 columns for the indentation and the gap
         for title, names in sections.items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [(name.ljust(width), self.commands[name].get_short_help_str(limit)) for name in names]
+                    [(name.ljust(width), self.commands[name].get_short_help_str(_LONGEST_SUMMARY)) for name in names]
                 )
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -428,6 +497,20 @@ class Commands(click.Group):
             click.echo(ctx.get_help(), color=ctx.color)
             ctx.exit()
         return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command. If it is in another group, say so: ``forkwise commit`` is ``forkwise branch commit``."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            root = ctx.find_root()
+            paths = list(_find_paths(root.command, args[0], root.command_path))
+            if not paths:
+                raise
+            known = " or ".join(map(repr, paths))
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {known}?", ctx) from None
 
     def main(
         self,
@@ -459,20 +542,49 @@ class Commands(click.Group):
         sys.exit(code if isinstance(code, int) else Exit.OK)
 
     def _fail(self, error: BaseException, words: Sequence[str]) -> NoReturn:
-        if _wants_json(words):
-            output = Output(as_json=True)
-            verb = self.commands.get(next(iter(_skip_options(words)), ""))
-            streams = isinstance(verb, Verb) and verb.streams
-            (output.stream if streams else output.document)(failure_record(error))
-        else:
-            print_note("error", failure_line(error))
-            if isinstance(error, ConflictError):
-                for conflict in error.conflicts:
-                    if conflict.path not in str(error):  # the message names only the first few
-                        click.echo(printable(f"  {conflict}"), err=True)
-            if advice := hint(error, words):
-                print_note("hint", advice)
+        is_output_good = _write_output(lambda: None)
+        if is_output_good and _wants_json(words):
+            is_output_good = _write_output(lambda: self._print_record(error, words))
+            if is_output_good:
+                sys.exit(exit_code(error))
+        if not is_output_good and isinstance(error, OSError) and error.filename is None:
+            sys.exit(Exit.ERROR)  # it has been reported
+        print_note("error", failure_line(error))
+        if isinstance(error, ConflictError):
+            for conflict in error.conflicts:
+                if conflict.path not in str(error):  # the message names only the first few
+                    click.echo(printable(f"  {conflict}"), err=True)
+        if advice := hint(error, words):
+            print_note("hint", advice)
         sys.exit(exit_code(error))
+
+    def _print_record(self, error: BaseException, words: Sequence[str]) -> None:
+        output = Output(as_json=True)
+        verb = self.commands.get(next(iter(_skip_options(words)), ""))
+        streams = isinstance(verb, Verb) and verb.streams
+        (output.stream if streams else output.document)(failure_record(error))
+
+
+def _write_output(write: Callable[[], None]) -> bool:
+    """Write to standard output. Return whether that was possible; if not, report why, unless it is a closed pipe."""
+    try:
+        write()
+        sys.stdout.flush()
+    except OSError as error:
+        # /dev/null takes what is left in the buffer when the interpreter exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print_note("error", f"standard output cannot be written: {error.strerror}")
+        return False
+    return True
+
+
+def _find_paths(command: click.Command, name: str, path: str) -> Iterator[str]:
+    """Yield the full names of the commands in a group, and in its groups, that are called ``name``."""
+    for key, inner in command.commands.items() if isinstance(command, click.Group) else ():
+        if key == name:
+            yield f"{path} {key}"
+        yield from _find_paths(inner, name, f"{path} {key}")
 
 
 def _skip_options(words: Sequence[str]) -> Sequence[str]:
@@ -489,8 +601,12 @@ def _write_exit_codes(formatter: click.HelpFormatter) -> None:
 
 def _wants_json(words: Sequence[str]) -> bool:
     """Return whether ``--json`` was given. Does not parse the options, because parsing may be what failed."""
-    own = words[: words.index("--")] if "--" in words else words
-    return "--json" in own
+    return "--json" in _own_words(words)
+
+
+def _own_words(words: Sequence[str]) -> Sequence[str]:
+    """Return the words before ``--``, which are not those of another command."""
+    return words[: words.index("--")] if "--" in words else words
 
 
 #: Commands that draw on the whole terminal, or give it to another program.
@@ -499,7 +615,7 @@ _OWN_TERMINAL = {"watch", "walk", "chat", "shell"}
 
 def _is_quiet(words: Sequence[str]) -> bool:
     """Return whether a command line shows no progress: ``-q``, ``--json``, or a command that uses the terminal."""
-    own = list(words[: words.index("--")] if "--" in words else words)
+    own = list(_own_words(words))
     return _wants_json(own) or bool({"-q", "--quiet"} & set(own)) or bool(_OWN_TERMINAL & set(own[:4]))
 
 

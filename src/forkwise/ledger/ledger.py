@@ -93,7 +93,7 @@ class Ledger(ABC):
 
     def fork(self, fork: str) -> ForkRecord:
         """Return one fork."""
-        record = self._find_fork(fork)
+        record = self._find_fork(fork) if fork.isascii() else None  # a database cannot take half a surrogate pair
         if record is None:
             ids = self._list_fork_ids()
             near = sorted(name for name in ids if fork and name.startswith(fork))
@@ -107,11 +107,11 @@ class Ledger(ABC):
 
     def attempt(self, attempt: str) -> AttemptRecord:
         """Return one attempt."""
-        record = self._find_attempt(attempt)
+        record = self._find_attempt(attempt) if attempt.isascii() else None
         if record is None:
             beginning, _, number = attempt.partition(".")
             fork = self.fork(beginning).id
-            record = self._find_attempt(f"{fork}.{number}")
+            record = self._find_attempt(f"{fork}.{number}") if number.isascii() else None
             if record is None:
                 near = [a.id for a in self.attempts(fork)]
                 raise ForkNotFoundError(_format_unknown("attempt", attempt, near), subject=attempt, near=near)

@@ -97,7 +97,7 @@ def render_page(title: str, body: Child) -> str:
 
 @cache
 def _load_style() -> tuple[str, str]:
-    style = files("forkwise.display.html").joinpath("page.css").read_text()
+    style = files("forkwise.display.html").joinpath("page.css").read_text("utf-8")
     return style, base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
 
 

@@ -102,7 +102,7 @@ def rm(output: Output) -> None:
     default=256,
     show_default=True,
     metavar="N",
-    help="Maximum length of the answer.",
+    help="Maximum length of the answer, in tokens.",
 )
 @json_option
 def ask(prompt: str, schema: Path | None, max_tokens: int, output: Output) -> None:
@@ -149,7 +149,7 @@ async def _answer(agent: Agent[None, Any], prompt: str, *, streams: bool) -> Any
 
 def _read_schema(file: Path) -> dict[str, Any]:
     try:
-        schema = json.loads(file.read_text())
+        schema = json.loads(file.read_text("utf-8"))
     except ValueError as error:
         raise click.UsageError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(schema, dict) or schema.get("type") != "object":
