@@ -459,7 +459,7 @@ def test_agents_and_models_in_one_fork(run: Run, ask: Ask, install: Callable[[st
         (("run", "--agent", "nobody:opus", "x"), "unknown agent 'nobody:opus'"),
         (("run", "--agent", "claude", "--agent", "claude:opus", "x"), "run makes one attempt, but 2"),
         (("run", "--agent-args", "-x", "--", "true"), "give --agent too"),
-        (("run", "--agent", "claude", "--agent-args", "'", "x"), "is not words of a shell"),
+        (("run", "--agent", "claude", "--agent-args", "'", "x"), "cannot be split into words"),
         (("agents", "check"), "check needs the name of an agent"),
         (("agents", "check", "nobody"), "unknown agent 'nobody'"),
     ],

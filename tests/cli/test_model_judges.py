@@ -81,7 +81,7 @@ def test_a_judge_without_a_key_is_a_warning(run: Run, ask: Ask, project: Path, m
 
 
 def test_a_judge_that_is_none(run: Run) -> None:
-    assert "Unknown model" in run("best-of", "2", "--judge", "model:nonsense:x", *WRITE, code=2).stderr
+    assert "unknown model: nonsense:x; name it as provider:name" in run("best-of", "2", "--judge", "model:nonsense:x", *WRITE, code=2).stderr
     assert "needs --all" in run("speculate", "--judge", "model:test", "-c", "true", code=2).stderr
 
 
@@ -119,4 +119,4 @@ def test_a_model_of_summaries(
     assert "Summary, by a model:" in shown
     assert "- Use a set." in shown
     assert ask("show", f"{fork}.1")["attempt"]["summary"]["errors"] == ["Slow."]
-    assert "Unknown" in run("refine", "1", "--summary-model", "nonsense:x", *work, code=2).stderr
+    assert "unknown" in run("refine", "1", "--summary-model", "nonsense:x", *work, code=2).stderr

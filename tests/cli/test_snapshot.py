@@ -71,7 +71,12 @@ def test_an_encrypted_store_needs_its_key(run: Run, tmp_path: Path) -> None:
     assert "neither 32 bytes nor 64 digits" in run("snapshot", "ls", "--key-file", str(key), code=2).stderr
 
 
-def test_mistakes_are_explained(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_explained(run: Run, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (("ls",), ("show", "nothing"), ("gc",)):
+        assert "there is no store" in run("snapshot", *words, code=5).stderr
+    assert not (tmp_path / "store").exists(), "a command that only reads creates nothing"
+    assert "--store is empty" in run("snapshot", "ls", "--store", "", code=2).stderr
+    run("snapshot", "create")
     assert "forkwise snapshot ls" in run("snapshot", "show", "nothing", code=5).stderr
     assert "is inside" in run("snapshot", "create", "--store", str(project / "inside"), code=1).stderr
     assert (
@@ -82,4 +87,4 @@ def test_mistakes_are_explained(run: Run, project: Path, monkeypatch: pytest.Mon
     )
     assert "ftp:// is not one of" in run("snapshot", "ls", "--store", "ftp://host/x", code=1).stderr
     monkeypatch.delenv("FORKWISE_STORE")
-    assert "--store" in run("snapshot", "ls", code=2).stderr
+    assert "Missing option '--store' (env var: 'FORKWISE_STORE')" in run("snapshot", "ls", code=2).stderr

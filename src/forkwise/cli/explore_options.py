@@ -34,6 +34,7 @@ __all__ = [
     "MODEL",
     "ExploreOptions",
     "check_model",
+    "check_paths",
     "check_rules",
     "find_judge",
     "find_notice_delay",
@@ -247,7 +248,8 @@ class ExploreOptions:
                 "instead, such as --budget 30m"
             )
         if late := [agent.name for agent in agents.values() if agent.stream in _LATE]:
-            message = f"{' and '.join(late)} reports its usage only at its end: the budget can only stop other attempts"
+            names = f"{', '.join(late)} {'reports' if len(late) == 1 else 'report'}"
+            message = f"{names} usage only at the end: the budget can only stop other attempts"
             warnings.warn(message, ForkwiseWarning, stacklevel=2)
 
     @property
@@ -344,7 +346,9 @@ class ExploreOptions:
         try:
             return tuple(shlex.split(self.agent_arguments or ""))
         except ValueError as error:
-            raise click.UsageError(f"--agent-args {self.agent_arguments!r} is not words of a shell: {error}") from None
+            raise click.UsageError(
+                f"--agent-args {self.agent_arguments!r} cannot be split into words: {error}"
+            ) from None
 
     def _check(self) -> None:
         if self.agent_arguments is not None and not (self.agents or self.vary or self.variations):
@@ -382,10 +386,7 @@ class ExploreOptions:
         if self.message is not None and self.git is None and not self.is_exported:
             raise click.UsageError("-m sets the message of a git commit: give --commit-to-git or --as-branch too")
         check_rules(self.network, self.confinement, (*self.allowed_hosts, *self.denied_hosts), self.host_ports)
-        for option, paths in (("--writable", self.writable), ("--show", self.shown)):
-            for path in paths:
-                if not os.path.exists(os.path.expanduser(path)):
-                    raise click.UsageError(f"{option} {path}: no such file or directory")
+        check_paths(self.writable, self.shown)
 
     def _find_agents(self, names: Sequence[str]) -> list[Agent]:
         if not names:
@@ -507,6 +508,14 @@ def check_rules(network: Network | None, confinement: str, hosts: Sequence[str],
         raise click.UsageError(f"--host-port needs --network proxy or private, but {by} has no network")
 
 
+def check_paths(writable: Sequence[str], shown: Sequence[str]) -> None:
+    """Raise UsageError if a path of --writable or --show does not exist."""
+    for option, paths in (("--writable", writable), ("--show", shown)):
+        for path in paths:
+            if not os.path.exists(os.path.expanduser(path)):
+                raise click.UsageError(f"{option} {path}: no such file or directory")
+
+
 def _find_loopback_port(value: str) -> int | None:
     """Return the port of this machine's loopback that a URL, or a host with a port, names."""
     found = _LOOPBACK_URL.match(value.strip())
@@ -576,11 +585,13 @@ def check_model(name: str, option: str, purpose: str) -> None:
         try:
             infer_model(name)
         except (UserError, ImportError, ValueError) as error:
-            line = " ".join(str(error).split())
-            if line.startswith("Unknown"):
-                raise click.UsageError(f"{option}: {line}") from error
+            from forkwise.modules.models import describe_model_error
+
+            reason = describe_model_error(error)
+            if reason.startswith("unknown"):
+                raise click.UsageError(f"{option}: {reason}; name it as provider:name, or local") from error
             role = "judge" if option.startswith("--judge") else "summary model"
-            warnings.warn(f"the {role} {name} cannot be used yet: {line}", ForkwiseWarning, stacklevel=2)
+            warnings.warn(f"the {role} {name} cannot be used yet: {reason}", ForkwiseWarning, stacklevel=2)
 
 
 def find_notice_delay(directory: Path, given: float | None) -> float | None:

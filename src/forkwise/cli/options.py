@@ -96,7 +96,7 @@ def check_cluster(_context: click.Context, _option: click.Parameter, value: str 
         raise click.BadParameter(
             f"{value!r} names no cluster: give ray, or ray://HOST:PORT with the port of the Ray client server"
         )
-    require_extra("ray", "attempts on a cluster")
+    require_extra("ray", "an attempt on a cluster")
     return value
 
 
@@ -357,6 +357,7 @@ _OPTIONS = (
     click.option(
         "--store",
         envvar="FORKWISE_STORE",
+        show_envvar=True,
         metavar="DIR|URL",
         show_default="Ray's own",
         help="Store for the files sent to and from the nodes, with --on: s3://…, or a directory that all nodes share.",

@@ -25,6 +25,7 @@ __all__ = [
     "build_settings",
     "check_cache",
     "check_model",
+    "describe_model_error",
     "find_cache_points",
     "is_thinking_required",
     "merge_settings",
@@ -172,6 +173,16 @@ def build_model(name: str, **credentials: Any) -> Model:
     if not credentials:
         return infer_model(_canonical(name))
     return infer_model(_canonical(name), lambda kind: infer_provider_class(kind)(**credentials))
+
+
+def describe_model_error(error: Exception) -> str:
+    """Return why a model is not available, in one line, without the advice for programmers that pydantic-ai adds.
+
+    >>> describe_model_error(ValueError("Set the `X_KEY` environment variable or pass it via `X(api_key=...)`. See"))
+    'set the X_KEY environment variable'
+    """
+    text = " ".join(str(error).split()).partition(". ")[0].partition(" or pass it via")[0].replace("`", "")
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def _configure(spec: object) -> ConfiguredModel:

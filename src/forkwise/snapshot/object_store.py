@@ -358,4 +358,5 @@ def _open(location: str, options: dict[str, Any]) -> tuple[_Backend, str | None]
         client = options.pop("client_options", None)
         return cast(_Backend, kinds.from_url(location, config=cast(Any, options or None), client_options=client)), None
     except (BaseError, OSError, ValueError) as error:
-        raise StoreError(f"{location} cannot be used as a store: {error}", store=location) from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise StoreError(f"{location} cannot be used as a store: {reason}", store=location) from error

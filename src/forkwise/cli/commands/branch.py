@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Commands, Exit, json_option, workspace_option
-from forkwise.cli.explore_options import check_rules, find_shared_paths
+from forkwise.cli.explore_options import check_paths, check_rules, find_shared_paths
 from forkwise.cli.options import (
     allow_host_option,
     allow_option,
@@ -20,7 +20,7 @@ from forkwise.cli.options import (
     landlock_option,
     network_option,
 )
-from forkwise.cli.quantity import Processors, Size
+from forkwise.cli.quantity import Duration, Processors, Size
 from forkwise.display.columns import Fit
 from forkwise.display.output import (
     MARKS,
@@ -30,6 +30,7 @@ from forkwise.display.output import (
     command_line,
     commit_record,
     conflict_record,
+    count_text,
     repository_records,
     size_text,
     totals,
@@ -189,7 +190,7 @@ def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
             (
                 MARKS[c.kind],
                 c.path,
-                f"database, {c.files} files" if c.files else c.type,
+                f"database, {count_text(c.files, 'file')}" if c.files else c.type,
                 "" if c.kind == "deleted" else size_text(c.size),
             )
             for c in delta
@@ -346,14 +347,20 @@ def shell(name: str, command: tuple[str, ...], servers: bool, directory: Path, o
 )
 @click.option(
     "--timeout",
-    type=float,
-    metavar="SECONDS",
+    type=Duration(),
+    metavar="DURATION",
     show_default="no limit",
-    help="Time limit, after which the command and its children are killed.",
+    help="Time limit, such as 90s or 10m, after which the command and its children are killed.",
 )
 @click.option("--memory", type=Size(), metavar="SIZE", show_default="no limit", help="Memory limit, such as 2G.")
 @click.option("--cpus", type=Processors(), metavar="N", show_default="no limit", help="CPU limit, such as 1.5.")
-@click.option("--processes", type=int, metavar="N", show_default="no limit", help="Limit on the number of processes.")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="no limit",
+    help="Limit on the number of processes.",
+)
 @_servers_option
 @workspace_option
 @json_option
@@ -387,6 +394,7 @@ def run(
     from forkwise.sandbox.limits import Limits
 
     check_rules(network, confinement, (*allowed_hosts, *denied_hosts), host_ports)
+    check_paths(writable, shown)
     limits = Limits(memory=memory, processes=processes, cpus=cpus)
     confined = replace(
         Confinement.preset(confinement),

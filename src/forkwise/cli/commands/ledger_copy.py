@@ -38,6 +38,7 @@ def ledger() -> None:
     "--project",
     metavar="NAME",
     envvar="FORKWISE_PROJECT",
+    show_envvar=True,
     show_default="the name of the state directory",
     help="Name of this workspace's ledger in the database.",
 )

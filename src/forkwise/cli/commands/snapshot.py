@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from forkwise.cli.app import Commands, F, json_option, require_extra, workspace_option
-from forkwise.display.output import Output, size_text
+from forkwise.display.output import Output, count_text, size_text
+from forkwise.errors import SnapshotNotFoundError
 
 if TYPE_CHECKING:
     from forkwise.snapshot.object_store import ObjectStore
@@ -33,6 +35,12 @@ def _store_options(function: F) -> F:
 
     def check(context: click.Context, _parameter: click.Parameter, location: str) -> ObjectStore:
         require_extra("snapshots", "forkwise snapshot")
+        path = location.removeprefix("file://")
+        if not path:
+            raise click.UsageError("--store is empty: name a directory, or a URL such as s3://bucket/prefix")
+        if context.info_name != "create" and "://" not in path and not os.path.isdir(path):
+            remedy = "check the path, or create a snapshot there first, with forkwise snapshot create"
+            raise SnapshotNotFoundError(f"there is no store {location}: {remedy}", store=location)
         from forkwise.snapshot.object_store import ObjectStore
 
         return ObjectStore(location, key=_read_key(context.params.pop("key_file", None)))
@@ -43,6 +51,7 @@ def _store_options(function: F) -> F:
         required=True,
         metavar="DIR|URL",
         callback=check,
+        show_envvar=True,
         help="Store to use: a directory, s3://…, az://… or gs://….",
     )(function)
     return click.option(
@@ -50,6 +59,7 @@ def _store_options(function: F) -> F:
         envvar="FORKWISE_STORE_KEY_FILE",
         metavar="FILE",
         is_eager=True,
+        show_envvar=True,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="File with the key of an encrypted store: 32 bytes, or 64 hexadecimal digits.",
     )(function)
@@ -218,11 +228,13 @@ def collect(dry_run: bool, store: ObjectStore, output: Output) -> None:
         output.document({"removed": found.removed, "bytes": found.bytes, "kept": found.kept, "dry_run": dry_run})
     else:
         verb = "Would remove" if dry_run else "Removed"
-        output.line(f"{verb} {found.removed} objects ({size_text(found.bytes)}); {found.kept} are in use.")
+        output.line(
+            f"{verb} {count_text(found.removed, 'object')} ({size_text(found.bytes)}); {found.kept} are in use."
+        )
 
 
 def _summary(one: Snapshot) -> str:
-    return f"{one.files:,} files, {size_text(one.bytes)}"
+    return f"{count_text(one.files, 'file')}, {size_text(one.bytes)}"
 
 
 def _time(one: Snapshot) -> str:
@@ -235,9 +247,15 @@ def _print_details(one: Snapshot, output: Output) -> None:
     for kind, path, size in rows:
         output.line(f"  {size_text(size):>9}  {kind} {path}")
     if one.skipped:
-        output.line(f"Left out: {len(one.skipped)} special files or mount points, such as {one.skipped[0]}", "yellow")
+        output.line(
+            f"Left out: {count_text(len(one.skipped), 'special file')} or mount points, such as {one.skipped[0]}",
+            "yellow",
+        )
     if one.unstable:
-        output.line(f"Written while they were read: {len(one.unstable)} files, such as {one.unstable[0]}", "yellow")
+        output.line(
+            f"Written while they were read: {count_text(len(one.unstable), 'file')}, such as {one.unstable[0]}",
+            "yellow",
+        )
 
 
 def _record(one: Snapshot) -> dict[str, Any]:

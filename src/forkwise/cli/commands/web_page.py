@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -162,7 +163,10 @@ def _check_host(host: str, tls: tuple[Path, Path] | None, plain_http: bool) -> b
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*tls)
         except (ssl.SSLError, OSError) as error:
-            raise click.UsageError(f"--tls cannot use {tls[0]} and {tls[1]}: {error}") from error
+            reason = (
+                error.strerror if error.filename is not None else "they are not a certificate and its key in PEM format"
+            )
+            raise click.UsageError(f"--tls cannot use {tls[0]} and {tls[1]}: {reason}") from error
     if address.is_loopback:
         return tls is None
     if tls is None and not plain_http:
@@ -207,9 +211,11 @@ def _listen(host: str, port: int | None) -> Iterator[socket.socket]:
             listener.listen(128)
         except OSError as error:
             listener.close()
-            if number == tried[-1]:
-                raise click.ClickException(f"cannot listen on {host}, port {number}: {error.strerror}") from error
-            continue
+            if error.errno == errno.EADDRINUSE and number != tried[-1]:
+                continue
+            where = f"{host}, port {number}" if number else host
+            remedy = "choose another --port" if error.errno == errno.EADDRINUSE else "choose another --host or --port"
+            raise click.ClickException(f"cannot listen on {where}: {error.strerror}; {remedy}") from error
         with listener:
             yield listener
         return

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Verb, json_option, workspace_option
+from forkwise.display.columns import Fit
 from forkwise.display.output import Output, command_line
 from forkwise.text.clean import truncate_line
 from forkwise.text.redaction import find_secrets
@@ -35,8 +36,20 @@ _MOST_FORKS = 500
 _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.-]{0,20}")
 
 
+class _Action(click.Choice[str]):
+    """The word ``check``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word; for any other, raise UsageError with both forms of the command."""
+        if value not in self.choices:
+            raise click.UsageError(
+                f"{value!r} is not 'check': forkwise agents lists all agents, and forkwise agents check NAME checks one"
+            )
+        return str(value)
+
+
 @click.command("agents", cls=Verb, example=("forkwise agents", "forkwise agents check claude"))
-@click.argument("action", metavar="[check", required=False, type=click.Choice(("check",)))
+@click.argument("action", metavar="[check", required=False, type=_Action(("check",)))
 @click.argument("name", metavar="NAME]", required=False)
 @workspace_option
 @json_option
@@ -56,7 +69,8 @@ def agents(action: str | None, name: str | None, directory: Path, output: Output
         output.document({"agents": rows})
         return 0
     columns = ("agent", "installed", "version", "login", "last used", "")
-    output.table(columns, [_format_row(row) for row in rows])
+    fit = Fit(wrapped=("",), optional=("last used", "version", "login", ""))
+    output.table(columns, [_format_row(row) for row in rows], fit)
     return 0
 
 
