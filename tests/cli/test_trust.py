@@ -182,4 +182,4 @@ def test_a_limit_that_disappeared(run: Run, project: Path, home: Path, answer: C
     assert load_settings(project).ask == ("execute",)
     assert "config.toml: removed" in answer("y\n").stdout
     assert load_settings(project).ask == ()
-    assert run("trust").stdout == ". has no configuration files.\n"
+    assert run("trust").stdout == f"{project} has no configuration files.\n"

@@ -192,7 +192,7 @@ def test_variations_of_a_file(run: Run, agent: Path, tmp_path: Path, suffix: str
     [
         ("attempt = 3", "must have a list 'attempt'"),
         ("[[attempt]]\nmodle = 'a'", "attempt 1: unknown key 'modle'; known keys: prompt"),
-        ("[[attempt]]\nmodel = 3", "attempt 1: model must be a text"),
+        ("[[attempt]]\nmodel = 3", "attempt 1: model must be a string"),
         ("[[attempt]]\nenv = { 'A=B' = 'x' }", "env.A=B is not a variable"),
         ("[[attempt]]\nprompt = 'a'\nprompt_file = 'b'", "exclude each other"),
         ("[[attempt]]\nmodel = 'x", "is not TOML"),
@@ -208,7 +208,7 @@ def test_invalid_files(run: Run, tmp_path: Path, text: str, message: str) -> Non
     [
         (("best-of", "--vary", "model", "--", "true"), "is not KEY=VALUE"),
         (("best-of", "--vary", "temperature=1,2", "--", "true"), "env.temperature=..."),
-        (("best-of", "--vary", "model=a,,b", "--", "true"), "a value of model is empty"),
+        (("best-of", "--vary", "model=a,,b", "--", "true"), "model has an empty value"),
         (("best-of", "--vary", "args='x", "--", "true"), "cannot be split into words"),
         (("best-of", "--vary", "prompt=@missing", "--", "true"), "No such file"),
         (("best-of", "--", "true"), "Missing argument 'N'"),

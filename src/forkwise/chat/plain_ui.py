@@ -126,7 +126,11 @@ def format_event(event: ChatEvent) -> list[str]:
     """Return the lines that tell an event to a person. Those about the chat, and not said in it, are in brackets."""
     match event:
         case Ready():
-            kind = "new conversation" if event.is_new else f"conversation with {event.messages} messages"
+            kind = (
+                "new conversation"
+                if event.is_new
+                else f"conversation with {event.messages} message{'' if event.messages == 1 else 's'}"
+            )
             return [f"[{kind} {event.conversation} in {event.workspace}, {event.model}; /help lists the commands]"]
         case TurnBegan(prompt, str(branch)):
             return [f"[prompt for {branch}: {truncate_line(prompt, _MAX_CHARS)}]"]

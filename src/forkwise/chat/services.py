@@ -33,7 +33,7 @@ from forkwise.live.capability import LiveForkCapability
 from forkwise.live.checkpoints import FileCheckpointStore
 from forkwise.live.deep_agent import create_deep_agent
 from forkwise.live.deps import DeepAgentDeps
-from forkwise.modules.models import build_model
+from forkwise.modules.models import build_model, describe_model_error
 
 __all__ = [
     "ChatModelError",
@@ -122,17 +122,15 @@ class ChatModels:
             return load_script(self._script_directory / name.removeprefix(_SCRIPT))
         try:
             return build_model(name)
-        except UserError as error:
-            message = str(error).splitlines()[0].partition(". ")[0]  # the rest is advice for programmers
-            remedy = "set its key in the environment, or name another model with --model: provider:name, or local"
-            raise ChatModelError(f"{name}: {message}", model=name, remedy=remedy) from error
+        except (UserError, ValueError) as error:
+            remedy = (
+                "name a model with --model: provider:name (such as anthropic:claude-sonnet-4-6), local, or script:FILE"
+            )
+            message = f"the model {name} is not available: {describe_model_error(error)}"
+            raise ChatModelError(message, model=name, remedy=remedy) from error
         except ImportError as error:
-            raise ChatModelError(
-                f"{name}: {error}", model=name, remedy="install the package of its provider"
-            ) from error
-        except ValueError as error:
-            remedy = "use provider:name (such as anthropic:claude-sonnet-4-6), local, or script:FILE"
-            raise ChatModelError(f"{name}: {error}", model=name, remedy=remedy) from error
+            remedy = "install the package of its provider"
+            raise ChatModelError(f"the model {name} is not available: {error}", model=name, remedy=remedy) from error
 
 
 def is_chat_model(name: str) -> bool:

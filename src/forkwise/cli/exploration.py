@@ -30,7 +30,7 @@ from forkwise.cli.stop_signal import (
 from forkwise.concurrency import run_in_thread
 from forkwise.display.board import PACE, Board, attempt_record, usage_text
 from forkwise.display.notice import TerminalNotice
-from forkwise.display.output import Output, command_line, commit_record, size_text, totals
+from forkwise.display.output import Output, command_line, commit_record, count_text, size_text, totals
 from forkwise.errors import BranchingError, ForkResolvedError, ForkwiseWarning, GitError
 from forkwise.explore.pattern import Observer, SpeculationOutcome
 from forkwise.explore.recipe import Recipe
@@ -196,7 +196,9 @@ def _check(recipe: Recipe, options: ExploreOptions, workspace: Workspace) -> Non
     if tests is not None and tests.find(workspace.path) is None:
         raise click.UsageError("--test auto found no tests in this project; name the command with --test 'COMMAND'")
     if options.patch is not None and not options.patch.absolute().parent.is_dir():
-        raise click.UsageError(f"--output-patch {options.patch}: there is no directory {options.patch.parent}")
+        raise click.UsageError(
+            f"--output-patch {options.patch}: there is no directory {options.patch.parent}; create it first"
+        )
 
 
 class _Progress:
@@ -400,7 +402,9 @@ def _collect_garbage(workspace: Workspace, options: ExploreOptions) -> None:
     removed = () if report is None else (*report.collected.removed, *report.forgotten)
     if report is not None and removed and not options.quiet and not options.output.as_json:
         freed = size_text(report.collected.freed)
-        options.output.line(f"Removed {len(removed)} old items, as [gc] in your config.toml says; {freed} freed.")
+        options.output.line(
+            f"Removed {count_text(len(removed), 'old item')}, as [gc] in your config.toml says; {freed} freed."
+        )
 
 
 def _write_patch(outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress) -> None:

@@ -59,7 +59,7 @@ class Variation:
             except ValueError as error:
                 raise click.UsageError(f"args {text!r} cannot be split into words: {error}") from None
         if not text.strip():
-            raise click.UsageError(f"a value of {key} is empty")
+            raise click.UsageError(f"{key} has an empty value: give one, or leave it out")
         match key:
             case "prompt":
                 return replace(named, prompt=text)
@@ -194,7 +194,7 @@ def _read_table(source: str, table: Any, file: Path) -> Variation:
         elif key in _PLAIN_KEYS and isinstance(value, str):
             variation = variation.with_value(key, _check_text(f"{source}: {key}", value))
         else:
-            kind = "a table of texts" if key == "env" else "a list of texts" if key == "args" else "a text"
+            kind = "a table of strings" if key == "env" else "a list of strings" if key == "args" else "a string"
             raise click.UsageError(f"{source}: {key} must be {kind}")
     return variation
 

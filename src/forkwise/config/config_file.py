@@ -8,6 +8,7 @@ there.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -129,7 +130,7 @@ def _open_folder(path: Path) -> int | None:
     except OSError as error:
         if path.is_symlink():
             raise ConfigError(f"{path} is a symbolic link: make it a directory", path=str(path)) from error
-        raise ConfigError(f"cannot open {path}: {error.strerror}", path=str(path)) from error
+        raise _unreadable_error(path, error) from error
 
 
 def _open(path: Path, name: str, folder_fd: int | None) -> int | None:
@@ -140,7 +141,12 @@ def _open(path: Path, name: str, folder_fd: int | None) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", path=str(path)) from error
+        raise _unreadable_error(path, error) from error
+
+
+def _unreadable_error(path: Path, error: OSError) -> ConfigError:
+    hint = "; check its permissions, and that HOME is your own directory" if error.errno == errno.EACCES else ""
+    return ConfigError(f"cannot read {path}: {error.strerror}{hint}", path=str(path))
 
 
 def _build(path: Path, fd: int, acceptances: Acceptances | None, reason: str) -> ConfigFile:

@@ -105,7 +105,7 @@ class KeyStore:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{self.path} is damaged, correct or remove it: {error}") from error
         if not isinstance(document, dict) or not all(_is_entry(*entry) for entry in document.items()):
-            raise ConfigError(f"{self.path} is damaged, correct or remove it: it must map variables to texts")
+            raise ConfigError(f"{self.path} is damaged, correct or remove it: it must map variables to strings")
         return document
 
     def _save(self, keys: dict[str, str | None]) -> None:

@@ -65,7 +65,8 @@ async def resume(
                     observer.fork_started(record.id)
                 return _load_outcome(ledger, record, landed.commit, workspace.child_view().limits)
         if record.state != "interrupted":
-            raise ForkResolvedError(f"fork {record.id} cannot be resumed: it is {record.state}", fork=record.id)
+            hint = "; commit an attempt with forkwise pick, or abort it" if record.state == "open" else ""
+            raise ForkResolvedError(f"fork {record.id} cannot be resumed: it is {record.state}{hint}", fork=record.id)
         recipe = Recipe.from_json(record.spec)
         with report("Dropping what the interrupted attempts left"):
             await run_in_thread(_drop_resolved, stored)

@@ -121,7 +121,7 @@ def _abandon_resolved(fork: StoredFork, reason: str) -> tuple[str, ...]:
     reconcile(fork.ledger, fork.workspace)
     record = fork.record
     if record.commit is not None:
-        remedy = f"it was undone by {record.undone}" if record.undone else f"undo {record.commit} reverts it"
+        remedy = f"it was undone by {record.undone}" if record.undone else f"forkwise undo {record.commit} reverts it"
         raise ForkResolvedError(
             f"fork {fork.id} was committed as {record.commit}, and cannot be aborted; {remedy}", fork=fork.id
         )

@@ -34,7 +34,7 @@ class ResultRepository:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         repository = find_repository(directory)
         if repository is None:
-            raise GitError(f"{os.fspath(directory)} is not in a git repository; create one with git init")
+            raise GitError(f"{os.path.abspath(directory)} is not in a git repository; create one with git init")
         self._repository = self.repository = repository
         prefix = os.path.relpath(os.path.realpath(directory), repository.work_tree)
         self._prefix = "" if prefix == "." else f"{prefix}/"

@@ -594,7 +594,8 @@ class PostgresDatabase(SqlDatabase):
     def _place(self) -> str:
         """The database without the password and the user."""
         given = conninfo_to_dict(self.url)
-        return f"postgresql://{given.get('host', '')}/{given.get('dbname', '')}"
+        port = f":{given['port']}" if given.get("port") else ""
+        return f"postgresql://{given.get('host', '')}{port}/{given.get('dbname', '')}"
 
     def _explain(self, error: Exception) -> LedgerError:
         reason = str(error).strip().partition("\n")[0]

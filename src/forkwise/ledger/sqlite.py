@@ -118,8 +118,11 @@ class Database(SqlDatabase):
         with self.lock:
             try:
                 return self._connect().execute(sql, values).fetchall()
-            except sqlite3.Error as error:
+            except sqlite3.OperationalError as error:
                 raise LedgerError(f"the ledger {self.path} cannot be used: {error}") from error
+            except sqlite3.Error as error:  # the file is damaged, or something else
+                remedy = "see forkwise doctor --repair"
+                raise LedgerError(f"the ledger {self.path} cannot be used: {error}; {remedy}") from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -157,11 +157,11 @@ class McpServer:
             self._notice(method, params, client)
             return
         if isinstance(request, bool) or not isinstance(request, str | int):
-            send(_format_error(None, _INVALID_REQUEST, "the id of a request must be a text or a whole number"))
+            send(_format_error(None, _INVALID_REQUEST, "the id of a request must be a string or an integer"))
             return
         try:
             if not isinstance(method, str) or not isinstance(params, dict):
-                raise _RefusalError(_INVALID_REQUEST, "method must be a text, and params an object")
+                raise _RefusalError(_INVALID_REQUEST, "method must be a string, and params an object")
             result = self._answer(request, method, params, client, send)
         except _RefusalError as error:
             send(_format_error(request, error.code, str(error)))
@@ -196,7 +196,7 @@ class McpServer:
             case "resources/read":
                 uri = params.get("uri")
                 if not isinstance(uri, str):
-                    raise _RefusalError(_INVALID_PARAMS, "uri must be a text")
+                    raise _RefusalError(_INVALID_PARAMS, "uri must be a string")
                 kind, text = self._toolbox.read_resource(uri)
                 return {"contents": [{"uri": uri, "mimeType": kind, "text": text}]}
             case _:
@@ -391,7 +391,7 @@ def _build_prompt(params: dict[str, Any]) -> dict[str, Any]:
     if found is None:
         raise _RefusalError(_INVALID_PARAMS, f"there is no prompt {str(name)[:100]!r}")
     if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
-        raise _RefusalError(_INVALID_PARAMS, "the arguments of a prompt must be texts")
+        raise _RefusalError(_INVALID_PARAMS, "the arguments of a prompt must be strings")
     for argument in found["arguments"]:
         if argument.get("required") and not given.get(argument["name"]):
             raise _RefusalError(_INVALID_PARAMS, f"the prompt {name} needs {argument['name']}")

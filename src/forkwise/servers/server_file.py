@@ -242,7 +242,7 @@ def _parse_server(name: str, table: object) -> Server:
 
 def _read_text(value: object) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_TEXT or "\0" in value:
-        raise _ValueError(f"a text of at most {_LONGEST_TEXT} characters")
+        raise _ValueError(f"a string of at most {_LONGEST_TEXT} characters")
     return value
 
 
@@ -319,10 +319,10 @@ def _read_stop(value: object) -> Shutdown:
 
 def _read_variables(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or len(value) > _MOST_ITEMS:
-        raise _ValueError("a table of variables with texts")
+        raise _ValueError("a table of variables with string values")
     for name, text in value.items():
         if not _VARIABLE.fullmatch(name) or not isinstance(text, str) or "\0" in text:
-            raise _ValueError("a table of variables with texts")
+            raise _ValueError("a table of variables with string values")
     return dict(value)
 
 

@@ -343,7 +343,7 @@ def _refuse_work(site: Site, home: str, worktree: Worktree, keeps_commits: bool)
 def _find_repository(directory: str | os.PathLike[str]) -> Repository:
     repository = locate_repository(directory)
     if repository is None:
-        raise GitError(f"{os.fspath(directory)} is not in a git repository; create one with git init")
+        raise GitError(f"{os.path.abspath(directory)} is not in a git repository; create one with git init")
     check_owner(repository)
     return repository
 

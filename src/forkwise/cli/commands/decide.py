@@ -150,7 +150,7 @@ def _print_commit(commit: Commit, title: str, directory: Path, output: Output) -
     help="Attempt whose version wins a conflict: at PATH, or wherever the attempt is involved. Repeatable.",
 )
 @click.option(
-    "--test", "command", metavar="LINE", show_default="the tests of the fork", help="Test command for the combination."
+    "--test", "command", metavar="CMD", show_default="the tests of the fork", help="Test command for the combination."
 )
 @click.option("--no-test", is_flag=True, help="Skip the tests of the combination.")
 @retest_option

@@ -41,7 +41,7 @@ class _ExportVerb(Verb):
     ),
 )
 @click.argument("name", metavar="FORK|ATTEMPT")
-@click.option("--as-branch", metavar="BRANCH", help="New git branch to create.")
+@click.option("--as-branch", metavar="NAME", help="New git branch to create.")
 @click.option(
     "--as-patch", metavar="[=FILE]", help="Write a patch for git am, by default to ATTEMPT.patch; - is standard output."
 )

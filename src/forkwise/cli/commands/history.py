@@ -13,7 +13,7 @@ from forkwise import progress
 from forkwise.cli.app import Verb, json_option, workspace_option
 from forkwise.cli.commands.forks import fork_record, remedy
 from forkwise.display.columns import Fit
-from forkwise.display.output import Output, collected_record, command_line, commit_record, size_text, totals
+from forkwise.display.output import Output, collected_record, command_line, commit_record, count_text, size_text, totals
 from forkwise.errors import ForkwiseWarning, LedgerError
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, orphans: bool, di
     for fork in report.unfinished:
         output.line(f"kept {fork.id}: it {remedy(fork, directory)}", "yellow")
     if report.forgotten:
-        output.line(f"{'would remove' if dry_run else 'removed'} {len(report.forgotten)} old forks from the ledger")
+        verb, forks = "would remove" if dry_run else "removed", count_text(len(report.forgotten), "old fork")
+        output.line(f"{verb} {forks} from the ledger")
     output.line(f"{'Would free' if dry_run else 'Freed'} {size_text(report.collected.freed)}.")
 
 
@@ -206,7 +207,8 @@ def du(everything: bool, directory: Path, output: Output) -> None:
             output.line(f"branch {name}: {size_text(size)}")
     for use in found:
         if use.unreadable:
-            output.line(f"{use.unreadable} directories in {use.state} could not be read and are not counted", "yellow")
+            directories = f"{use.unreadable} director{'y' if use.unreadable == 1 else 'ies'} in {use.state}"
+            output.line(f"not counted, because this user cannot read them: {directories}", "yellow")
 
 
 @click.command("judges", cls=Verb, example=("forkwise judges", "forkwise judges --json"))

@@ -80,7 +80,7 @@ def trust(target: Path | None, sha256: str | None, revoke: bool, directory: Path
     if sha256 is not None:
         found = [review for review in reviews if review.file is not None and review.file.sha256 == sha256.lower()]
         if not found:
-            raise click.UsageError(f"no configuration file of {workspace} has the hash {sha256}")
+            raise click.UsageError(f"no configuration file of {workspace.absolute()} has the hash {sha256}")
         for review in found:
             acceptances.accept(review.path, sha256.lower(), review.limits)
         _print(output, [f"Accepted: {review.path}" for review in found], _list_reviews(workspace))
@@ -94,7 +94,7 @@ def trust(target: Path | None, sha256: str | None, revoke: bool, directory: Path
 def _ask_about(reviews: list[_Review], acceptances: Acceptances, output: Output, workspace: Path) -> int:
     """Show each file that is not accepted, and ask about it. Return 1 if one remains."""
     if not reviews:
-        output.line(f"{workspace} has no configuration files.")
+        output.line(f"{workspace.absolute()} has no configuration files.")
     is_refused = False
     for review in reviews:
         if review.state == "accepted":

@@ -136,7 +136,7 @@ def check_time(value: object, field: str) -> float:
 def check_text(value: object, field: str) -> str:
     """Return a text of bounded length."""
     if type(value) is not str or len(value) > _LONGEST_TEXT:
-        raise ValueError(f"its {field} is not a text")
+        raise ValueError(f"its {field} is not a string")
     return value
 
 

@@ -314,8 +314,7 @@ def locate(
             return Site(workspace, os.path.realpath(f"{root}/{key}"))
         problems.append(f"{root}: {problem}")
     raise MountError(
-        f"no directory is usable for the state of {workspace} ({'; '.join(problems)}); "
-        "set FORKWISE_STATE to a directory of your own outside it",
+        f"no directory is usable for the state of {workspace} ({'; '.join(problems)})",
         reason="; ".join(problems),
         remedy="set FORKWISE_STATE to a directory that only you can write to, outside the workspace, best on the same "
         "filesystem",

@@ -431,13 +431,13 @@ class _Session:
             raise click.UsageError("no model given: name one with --model")
         from pydantic_ai.exceptions import UserError
 
-        from forkwise.modules.models import build_model
+        from forkwise.modules.models import build_model, describe_model_error
 
         try:
             return build_model(self._model)
         except (UserError, ValueError) as error:
-            reason = str(error).partition(" or pass it via")[0]  # the rest is advice for programmers
-            raise ConversationError(f"model {self._model!r} is not available: {_shorten(reason)}") from error
+            reason = _shorten(describe_model_error(error))
+            raise ConversationError(f"model {self._model!r} is not available: {reason}") from error
 
     def _open_talk(self) -> Talk:
         from forkwise.conversation.talk import Talk
