@@ -81,7 +81,10 @@ def test_a_judge_without_a_key_is_a_warning(run: Run, ask: Ask, project: Path, m
 
 
 def test_a_judge_that_is_none(run: Run) -> None:
-    assert "unknown model: nonsense:x; name it as provider:name" in run("best-of", "2", "--judge", "model:nonsense:x", *WRITE, code=2).stderr
+    assert (
+        "unknown model: nonsense:x; name it as provider:name"
+        in run("best-of", "2", "--judge", "model:nonsense:x", *WRITE, code=2).stderr
+    )
     assert "needs --all" in run("speculate", "--judge", "model:test", "-c", "true", code=2).stderr
 
 
