@@ -12,8 +12,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 __all__ = [
+    "CLONE_NEWIPC",
+    "CLONE_NEWNET",
     "CLONE_NEWNS",
+    "CLONE_NEWPID",
     "CLONE_NEWUSER",
+    "CLONE_NEWUTS",
     "MNT_DETACH",
     "MS_BIND",
     "MS_PRIVATE",
@@ -26,13 +30,18 @@ __all__ = [
     "RESOLVE_NO_SYMLINKS",
     "RESOLVE_NO_XDEV",
     "birth_time",
+    "fanotify_init",
+    "fanotify_mark",
     "file_handle",
     "filesystem_magic",
     "fsmount",
     "fsopen",
     "mount",
+    "mount_setattr",
     "move_mount",
+    "open_by_handle_at",
     "openat2",
+    "ptrace",
     "renameat2",
     "setns",
     "syncfs",
@@ -52,7 +61,11 @@ RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
 
 # The same numbers on every architecture: they were added after the tables were unified.
 _MOVE_MOUNT = 429
@@ -60,12 +73,14 @@ _FSOPEN = 430
 _FSCONFIG = 431
 _FSMOUNT = 432
 _OPENAT2 = 437
+_MOUNT_SETATTR = 442
 
 _SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6  # commands of fsconfig(2)
 _CLOEXEC = 1
 _FROM_DESCRIPTOR = 4
 _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
+_AT_RECURSIVE = 0x8000
 _STATX_BTIME = 0x800
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -90,6 +105,10 @@ _name_to_handle_at.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, c
 _statfs = _libc.statfs
 _statfs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
 
+
+_ptrace = _libc.ptrace
+_ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_ptrace.restype = ctypes.c_long
 
 _statx = getattr(_libc, "statx", None)  # musl has it since 1.2.5
 if _statx is not None:
@@ -160,6 +179,18 @@ def move_mount(fd: int, target: str) -> None:
         raise _failure(target)
 
 
+class _MountAttributes(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd")]
+
+
+def mount_setattr(path: str, *, add: int = 0, drop: int = 0, recursively: bool = False) -> None:
+    """Call mount_setattr(2): change attributes of the mount at ``path``, and of all mounts below if ``recursively``."""
+    wanted = _MountAttributes(add, drop, 0, 0)
+    flags, size = _AT_RECURSIVE if recursively else 0, ctypes.c_size_t(ctypes.sizeof(wanted))
+    if _syscall(_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, ctypes.byref(wanted), size):
+        raise _failure(path)
+
+
 def umount2(target: str, flags: int = 0) -> None:
     """Call umount2(2)."""
     if _umount2(os.fsencode(target), flags):
@@ -204,6 +235,34 @@ def file_handle(directory: int, name: str) -> bytes | None:
         return None
     found = buffer.raw
     return found[_HANDLE_HEADER.size : _HANDLE_HEADER.size + _HANDLE_HEADER.unpack_from(found)[0]]
+
+
+def open_by_handle_at(directory: int, handle: bytes, flags: int) -> int:
+    """Call open_by_handle_at(2) and return a descriptor; ``handle`` is a struct file_handle of the filesystem."""
+    fd = int(_libc.open_by_handle_at(directory, handle, flags))
+    if fd < 0:
+        raise _failure()
+    return fd
+
+
+def fanotify_init(flags: int, event_flags: int) -> int:
+    """Call fanotify_init(2) and return the descriptor of a new group."""
+    fd = int(_libc.fanotify_init(ctypes.c_uint(flags), ctypes.c_uint(event_flags)))
+    if fd < 0:
+        raise _failure("fanotify")
+    return fd
+
+
+def fanotify_mark(fd: int, flags: int, mask: int, path: str) -> None:
+    """Call fanotify_mark(2): have a group report the events of ``mask`` at ``path``."""
+    if _libc.fanotify_mark(fd, ctypes.c_uint(flags), ctypes.c_uint64(mask), _AT_FDCWD, os.fsencode(path)):
+        raise _failure("fanotify")
+
+
+def ptrace(request: int, thread: int, data: int) -> None:
+    """Call ptrace(2) for a thread; for the requests that take no address."""
+    if _ptrace(request, thread, None, data) < 0:
+        raise _failure()
 
 
 def birth_time(fd: int) -> int:

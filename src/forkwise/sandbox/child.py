@@ -30,10 +30,9 @@ from pydantic_core import from_json, to_json
 
 from forkwise.errors import NamespaceError
 from forkwise.linux import fds
-from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER
+from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER
 from forkwise.sandbox.init import describe_failure, kill_descendants, report, supervise
 from forkwise.sandbox.jail import (
-    CLONE_NEWPID,
     Jail,
     adopt_orphans,
     clone,

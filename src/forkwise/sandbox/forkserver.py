@@ -26,11 +26,9 @@ from typing import Any, NamedTuple, NoReturn
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])  # started by path with -S: no site-packages
 
-from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER, setns, unshare
+from forkwise.linux.syscalls import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, setns, unshare
 from forkwise.sandbox.init import describe_failure, kill_descendants, report, supervise
 from forkwise.sandbox.jail import (
-    CLONE_NEWNET,
-    CLONE_NEWPID,
     Jail,
     adopt_orphans,
     apply_restrictions,

@@ -21,14 +21,20 @@ from typing import Any
 
 from forkwise.linux.landlock import restrict
 from forkwise.linux.seccomp import install
-from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER, MS_PRIVATE, MS_REC, mount
+from forkwise.linux.syscalls import (
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+    MS_PRIVATE,
+    MS_REC,
+    mount,
+)
 from forkwise.sandbox.mounts import Mount, make_mounts
 
 __all__ = [
-    "CLONE_NEWIPC",
-    "CLONE_NEWNET",
-    "CLONE_NEWPID",
-    "CLONE_NEWUTS",
     "JAIL_FLAGS",
     "Jail",
     "adopt_orphans",
@@ -49,10 +55,6 @@ __all__ = [
 ]
 
 
-CLONE_NEWUTS = 0x04000000
-CLONE_NEWIPC = 0x08000000
-CLONE_NEWPID = 0x20000000
-CLONE_NEWNET = 0x40000000
 JAIL_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
 """The namespaces of every jail; most have a network namespace too, their own or a shared one."""
 

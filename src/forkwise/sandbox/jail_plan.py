@@ -35,8 +35,9 @@ from forkwise.linux.landlock import abi, usual_devices
 from forkwise.linux.mountinfo import find_entry, parse_mountinfo
 from forkwise.linux.process_id import ProcessId
 from forkwise.linux.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
+from forkwise.linux.syscalls import CLONE_NEWNET
 from forkwise.linux.trees import closing_fd, open_root
-from forkwise.sandbox.jail import CLONE_NEWNET, JAIL_FLAGS, Jail, map_ids
+from forkwise.sandbox.jail import JAIL_FLAGS, Jail, map_ids
 from forkwise.sandbox.mounts import HOME_VIEW, Mount
 from forkwise.sandbox.path_view import (
     PathView,

@@ -5,27 +5,20 @@ This is the only module that mounts. Like jail.py it runs inside the forkserver 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
 from forkwise.linux.overlay_workdir import make_removable
-from forkwise.linux.syscalls import MNT_DETACH, MS_BIND, MS_RDONLY, MS_REC, mount, move_mount, umount2
+from forkwise.linux.syscalls import MNT_DETACH, MS_BIND, MS_RDONLY, MS_REC, mount, mount_setattr, move_mount, umount2
 
 __all__ = ["HOME_VIEW", "Mount", "make_mounts"]
 
 HOME_VIEW = "forkwise-home"
 """The name in the mount table of the view of the home directory."""
 
-_MOUNT_SETATTR = 442
-_AT_FDCWD = -100
-_AT_RECURSIVE = 0x8000
 _RDONLY, _NOSUID, _NODEV = 1, 2, 4  # the same numbers for mount(2) and mount_setattr(2)
-
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
-_syscall.restype = ctypes.c_long
 
 
 class Mount:
@@ -92,16 +85,16 @@ class _MountMaker:
                 self._mount_home(wanted)
         if self.read_only:
             # A device node or a set-uid file on a read-only mount still works: hence nodev and nosuid.
-            _set_attributes("/", add=_RDONLY | _NOSUID | _NODEV, recursively=True)
+            mount_setattr("/", add=_RDONLY | _NOSUID | _NODEV, recursively=True)
         for wanted in self.mounts:
             getattr(self, f"_{wanted.kind}")(wanted)
         if self.read_only:
             # One per target: the last mount there is on top.
             for wanted in {m.target: m for m in self.mounts}.values():
                 if wanted.kind in ("bind", "overlay") and wanted.writable:
-                    _set_attributes(wanted.target, drop=_RDONLY)
+                    mount_setattr(wanted.target, drop=_RDONLY)
                 elif wanted.kind == "tmpfs" and not wanted.writable:
-                    _set_attributes(wanted.target, add=_RDONLY)
+                    mount_setattr(wanted.target, add=_RDONLY)
         for fd in {*self.sources.values(), *self.home_fds.values()} - {self.detached_fd}:
             os.close(fd)
 
@@ -153,7 +146,7 @@ class _MountMaker:
             else:
                 mount(f"/proc/self/fd/{fd}", path, None, MS_BIND)
             # Writable at once, because mount points may have to be made in it.
-            _set_attributes(path, add=_NOSUID | _NODEV, drop=_RDONLY)
+            mount_setattr(path, add=_NOSUID | _NODEV, drop=_RDONLY)
 
     def _overlay(self, wanted: Mount) -> None:
         if not os.path.exists(wanted.target):
@@ -182,7 +175,7 @@ class _MountMaker:
         for name in wanted.options.split():
             with suppress(FileNotFoundError):
                 mount(f"/proc/{name}", f"/proc/{name}", None, MS_BIND | MS_REC)
-                _set_attributes(f"/proc/{name}", add=_RDONLY, recursively=True)
+                mount_setattr(f"/proc/{name}", add=_RDONLY, recursively=True)
 
     def _dev(self, wanted: Mount) -> None:
         devices = {}
@@ -195,7 +188,7 @@ class _MountMaker:
             mount(f"/proc/self/fd/{fd}", f"/dev/{name}", None, MS_BIND)
             os.close(fd)
         # The nodes are the host's and stay read-only: that forbids chmod and chown, not the use of the device.
-        _set_attributes("/dev", drop=_NODEV, recursively=True)
+        mount_setattr("/dev", drop=_NODEV, recursively=True)
         for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
             os.symlink(target if name == "fd" else f"/proc/self/{target}", f"/dev/{name}")
         os.mkdir("/dev/shm")
@@ -230,25 +223,6 @@ def _mount_in_memory(path: str, wanted: Mount) -> int:
         return os.open(path, os.O_PATH | os.O_CLOEXEC)
     finally:
         os.close(lower_fd)
-
-
-class _MountAttributes(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_uint64) for n in ("set", "clear", "propagation", "userns_fd")]
-
-
-def _set_attributes(path: str, *, add: int = 0, drop: int = 0, recursively: bool = False) -> None:
-    wanted = _MountAttributes(add, drop, 0, 0)
-    done = _syscall(
-        _MOUNT_SETATTR,
-        _AT_FDCWD,
-        os.fsencode(path),
-        _AT_RECURSIVE if recursively else 0,
-        ctypes.byref(wanted),
-        ctypes.c_size_t(ctypes.sizeof(wanted)),
-    )
-    if done < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
 
 
 def _make_target(path: str, is_directory: bool) -> None:

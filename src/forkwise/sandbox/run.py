@@ -16,8 +16,8 @@ from forkwise.concurrency import run_in_thread
 from forkwise.errors import NamespaceError
 from forkwise.files.branch import Branch
 from forkwise.linux import fds
+from forkwise.linux.syscalls import CLONE_NEWPID
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.jail import CLONE_NEWPID, Jail
 from forkwise.sandbox.jail_plan import PrivateMount, list_layers, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import ForkserverClient, start_sandbox
 from forkwise.sandbox.limits import Supervision
@@ -26,6 +26,7 @@ from forkwise.sandbox.process import Finished, SandboxProcess, is_refusal
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
+    from forkwise.sandbox.jail import Jail
     from forkwise.sandbox.network.space import NetworkSpace
 
 __all__ = ["RunOptions", "arun_in_branch", "run_in_branch", "shell_in_branch", "spawn"]

@@ -8,7 +8,6 @@ overlay keeps showing the workspace's files while they change, so no server is s
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -27,6 +26,7 @@ from forkwise.files.branch import Branch
 from forkwise.files.store.branch_info import DataDirectories
 from forkwise.linux import fds
 from forkwise.linux.directory_user import find_directory_user, find_postgres, list_directory_users
+from forkwise.linux.syscalls import ptrace
 from forkwise.servers.server_file import find_data_directories
 
 if TYPE_CHECKING:
@@ -155,9 +155,6 @@ class _Pause:
     def __init__(self, directories: list[str]) -> None:
         self._directories = directories
         self._signals: dict[int, int] = {}  # by thread: the signal that it was about to get, or 0
-        self._call = ctypes.CDLL(None, use_errno=True).ptrace
-        self._call.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-        self._call.restype = ctypes.c_long
 
     def __enter__(self) -> _Pause:
         try:
@@ -174,7 +171,7 @@ class _Pause:
         ended = []
         for thread, number in self._signals.items():
             try:
-                self._trace(_PTRACE_DETACH, thread, number)
+                ptrace(_PTRACE_DETACH, thread, number)
             except ProcessLookupError:
                 ended.append(thread)
         for thread in ended:
@@ -192,20 +189,15 @@ class _Pause:
             while os.waitpid(thread, os.WNOHANG | _WALL)[0] == 0 and time.monotonic() < deadline:
                 time.sleep(0.001)
 
-    def _trace(self, request: int, thread: int, data: int = 0) -> None:
-        if self._call(request, thread, None, data) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-
     def _pause_new(self) -> bool:
         """Pause the threads that are not paused yet. Return whether there were any."""
         found = [thread for thread in self._list_threads() if thread not in self._signals]
         seized = []
         for thread in found:
             try:
-                self._trace(_PTRACE_SEIZE, thread)
+                ptrace(_PTRACE_SEIZE, thread, 0)
                 seized.append(thread)
-                self._trace(_PTRACE_INTERRUPT, thread)
+                ptrace(_PTRACE_INTERRUPT, thread, 0)
             except ProcessLookupError:
                 continue
             except OSError as error:

@@ -6,12 +6,12 @@ its handle; the path of that handle is looked up once and cached.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
 
 from forkwise.linux import fds
+from forkwise.linux.syscalls import fanotify_init, fanotify_mark, open_by_handle_at
 
 __all__ = ["FileWatch"]
 
@@ -21,14 +21,11 @@ _MARK_ADD, _MARK_FILESYSTEM = 0x1, 0x100
 _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x8, 0x40, 0x80, 0x100, 0x200
 _OVERFLOW = 0x4000
 _ON_DIRECTORY = 0x40000000
-_AT_FDCWD = -100
 _OLD_NAME, _NAME, _NEW_NAME = 10, 2, 12  # kinds of information records that have a directory's handle and a name
 _METADATA = struct.Struct("=IBBHQii")
 _INFORMATION = struct.Struct("=BBH8sIi")
 _MAX_READ = 1 << 16
 _MOST_DIRECTORIES = 4096
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileWatch:
@@ -42,21 +39,13 @@ class FileWatch:
         self._root = os.path.realpath(directory)
         self._paths: dict[bytes, str | None] = {}
         self._directory_fd = -1
-        flags = ctypes.c_uint(_CLOEXEC | _NONBLOCK | _REPORT_DIRECTORY_AND_NAME)
+        flags = _CLOEXEC | _NONBLOCK | _REPORT_DIRECTORY_AND_NAME
         # Tracked: a function's process, which is a fork of this one, must not read what happens on the host.
-        self._fd = fds.track(lambda: _check(_libc.fanotify_init(flags, ctypes.c_uint(os.O_RDONLY))))
+        self._fd = fds.track(lambda: fanotify_init(flags, os.O_RDONLY))
         try:
             self._directory_fd = fds.track(lambda: os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             wanted = _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ON_DIRECTORY
-            _check(
-                _libc.fanotify_mark(
-                    self._fd,
-                    ctypes.c_uint(_MARK_ADD | _MARK_FILESYSTEM),
-                    ctypes.c_uint64(wanted),
-                    _AT_FDCWD,
-                    os.fsencode(self._root),
-                )
-            )
+            fanotify_mark(self._fd, _MARK_ADD | _MARK_FILESYSTEM, wanted, self._root)
         except BaseException:
             self.close()
             raise
@@ -125,7 +114,7 @@ class FileWatch:
             self._paths.clear()
         path: str | None = None
         try:
-            fd = _check(_libc.open_by_handle_at(self._directory_fd, handle, os.O_PATH | os.O_CLOEXEC))
+            fd = open_by_handle_at(self._directory_fd, handle, os.O_PATH | os.O_CLOEXEC)
             try:
                 path = os.readlink(f"/proc/self/fd/{fd}")
             finally:
@@ -137,10 +126,3 @@ class FileWatch:
         found = path[len(self._root) :].strip("/") if path is not None and inside else None
         self._paths[handle] = found
         return found
-
-
-def _check(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "fanotify")
-    return int(result)
