@@ -154,8 +154,8 @@ def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, orphans: bool, di
     for fork in report.unfinished:
         output.line(f"kept {fork.id}: it {remedy(fork, directory)}", "yellow")
     if report.forgotten:
-        verb, forks = "would remove" if dry_run else "removed", count_text(len(report.forgotten), "old fork")
-        output.line(f"{verb} {forks} from the ledger")
+        old_forks = count_text(len(report.forgotten), "old fork")
+        output.line(f"{'would remove' if dry_run else 'removed'} {old_forks} from the ledger")
     output.line(f"{'Would free' if dry_run else 'Freed'} {size_text(report.collected.freed)}.")
 
 
