@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import venv
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise import Branch, Confinement, Finished, Limits, ProcessBranchError, Workspace
+from forkwise import Branch, BranchContext, Confinement, Finished, Limits, ProcessBranchError, Workspace
 from forkwise.sandbox.confinement import Network
 from forkwise.sandbox.network import uplink
 from tests.need import need
@@ -123,6 +124,35 @@ def test_environment(branch: Branch, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sh(branch, show, confinement="strict") == "none none /main/attempt\n"
     passed = Confinement.standard(passed=("PATH",))
     assert sh(branch, show, confinement=passed) == "none none /main/attempt\n"
+
+
+def test_a_directory_for_temporary_files_that_is_hidden_gives_way(
+    branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as hidden:
+        monkeypatch.setenv("TMPDIR", hidden)
+        monkeypatch.setenv("TMP", "/var/tmp")
+        show = ["sh", "-c", 'mktemp -u; echo "$TMPDIR $TMP"']
+        made, variables = branch.run(show, check=True, text=True).stdout.splitlines()
+        assert made.startswith("/tmp/tmp.")
+        assert variables == "/tmp /var/tmp"
+        shown = Confinement.standard(writable=[hidden])
+        assert branch.run(show, confinement=shown, check=True, text=True).stdout.splitlines()[1] == f"{hidden} /var/tmp"
+        opened = branch.run(show, confinement=Confinement.open(), check=True, text=True)
+        assert opened.stdout.splitlines()[1] == f"{hidden} /var/tmp"
+
+
+def test_a_function_finds_a_directory_for_temporary_files(branch: Branch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(_: Path) -> str:
+        with tempfile.NamedTemporaryFile() as file:
+            return os.path.dirname(file.name)
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as hidden:
+        monkeypatch.setenv("TMPDIR", hidden)
+        monkeypatch.setattr(tempfile, "tempdir", hidden)
+        with BranchContext(make, branch.path, confinement="standard") as context:
+            context.wait(60)
+        assert context.result.value == "/tmp"
 
 
 def test_the_ledger_of_other_machines_is_not_passed_on(branch: Branch, monkeypatch: pytest.MonkeyPatch) -> None:

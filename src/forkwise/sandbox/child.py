@@ -370,6 +370,8 @@ class FunctionCall:
             os.environ.clear()
             _wipe_environment()
             os.environ.update(self.environment)
+            if "tempfile" in sys.modules:
+                vars(sys.modules["tempfile"])["tempdir"] = None  # it may remember a directory that is hidden here
 
 
 def _wait_for_init(init_socket: int) -> None:

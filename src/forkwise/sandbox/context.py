@@ -31,7 +31,7 @@ from forkwise.sandbox.child import (
     read_answer,
 )
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.jail_plan import PrivateMount, list_layers, plan_jail, plan_landlock, reserved
+from forkwise.sandbox.jail_plan import PrivateMount, find_temporary, list_layers, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network.uplink import Uplink
@@ -183,7 +183,7 @@ class BranchContext:
         """
         jail = plan_jail(self._workspace, mount.view_path, self._branch, self._confinement, os.environ)
         mount.add_views(jail)
-        call = self._build_call(jail, supervision)
+        call = self._build_call(jail, supervision, find_temporary(os.environ, jail.mounts))
         init_socket = function_socket = status_fd = status_writer_fd = start_fd = start_writer_fd = -1
         try:
             init_socket, function_socket = fds.socketpair()

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PrivateMount",
     "explain_private_temporary",
+    "find_temporary",
     "is_private",
     "list_layers",
     "plan_jail",
@@ -463,6 +464,17 @@ def _find_program_directories(environment: Mapping[str, str]) -> list[str]:
     found |= {os.path.dirname(p) for p in environment.get("PATH", "").split(":")}
     directories = {os.path.realpath(p) for p in found if p and not p.startswith(_SYSTEM_PREFIXES) and os.path.isdir(p)}
     return sorted(directories - {"/", *_TEMPORARY})
+
+
+def find_temporary(environment: Mapping[str, str], mounts: Sequence[Mount]) -> dict[str, str]:
+    """Return new values for variables such as TMPDIR that name a directory which a sandbox's own /tmp hides."""
+    found = {}
+    for name in ("TMPDIR", "TMP", "TEMP"):
+        path = os.path.realpath(environment[name]) if environment.get(name) else "/"
+        around = [mount for mount in mounts if _is_inside(path, mount.target)]
+        if around and around[-1].kind == "tmpfs" and around[-1].target in _TEMPORARY:
+            found[name] = around[-1].target
+    return found
 
 
 def _is_inside(path: str, *directories: str) -> bool:

@@ -18,7 +18,7 @@ from forkwise.files.branch import Branch
 from forkwise.linux import fds
 from forkwise.linux.syscalls import CLONE_NEWPID
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.jail_plan import PrivateMount, list_layers, plan_jail, plan_landlock, reserved
+from forkwise.sandbox.jail_plan import PrivateMount, find_temporary, list_layers, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import ForkserverClient, start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network.gateway import NetworkLog, open_logged_network, resolve_network, share_network
@@ -143,6 +143,7 @@ def spawn(
                 answers_names=space is not None and space.answers_names,
             )
             mount.add_views(jail)
+            environment |= find_temporary(environment, jail.mounts)
             return _start(jail, argv, environment, stdio, start_options, mount)
     except NamespaceError as error:
         if not wanted.landlock_instead or not is_refusal(error.errno):
