@@ -85,6 +85,7 @@ def test_ids_that_are_not_text(project: Path) -> None:
         code, _, errors = run_shell("\"$@\" $'\\xff'", project, *words)
         assert (code, errors.splitlines()[0]) == (5, r"forkwise: error: there is no fork '\udcff' in the ledger")
     assert run_shell("\"$@\" $'abc.\\xff'", project, "show", "--json")[0] == 5
+    assert run_shell("\"$@\" $'abc\\xff'", project, "walk")[0] == 5
 
 
 def test_a_current_directory_that_was_deleted(project: Path) -> None:

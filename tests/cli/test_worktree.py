@@ -55,6 +55,13 @@ def test_add_list_and_remove(run: Run, ask: Callable[..., Any], project: Path) -
     assert ask("worktree", "list")["worktrees"] == []
 
 
+def test_a_name_that_is_not_utf_8(run: Run, ask: Callable[..., Any], project: Path) -> None:
+    made = ask("worktree", "add", "fix\udcff")["worktree"]
+    assert (made["path"], made["branch"]) == (f"{project}.worktrees/fix\udcff", "fix\udcff")
+    assert r"fix\xff and its branch" in run("worktree", "remove", "fix\udcff").stdout
+    assert ask("worktree", "list")["worktrees"] == []
+
+
 def test_after_a_restart(run: Run, project: Path) -> None:
     run("worktree", "add", "fix", "--view", "overlay")
     umount2(f"{project}.worktrees/fix", MNT_DETACH)

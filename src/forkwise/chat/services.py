@@ -123,10 +123,10 @@ class ChatModels:
         try:
             return build_model(name)
         except (UserError, ValueError) as error:
-            remedy = (
-                "name a model with --model: provider:name (such as anthropic:claude-sonnet-4-6), local, or script:FILE"
-            )
-            message = f"the model {name} is not available: {describe_model_error(error)}"
+            reason = describe_model_error(error)
+            form = "provider:name (such as anthropic:claude-sonnet-4-6), local, or script:FILE"
+            remedy = f"name it as {form}" if reason.startswith("unknown") else "or name another model with --model"
+            message = f"the model {name} is not available: {reason}"
             raise ChatModelError(message, model=name, remedy=remedy) from error
         except ImportError as error:
             remedy = "install the package of its provider"

@@ -113,8 +113,8 @@ def prepare_follow_up(ledger: Ledger, attempt: str, text: str = "") -> tuple[Rec
     comments = find_unsent(ledger, record)
     if not comments and not text.strip():
         raise LedgerError(
-            f"there is nothing to tell the command of {record.id}: give a text, as in forkwise follow-up {record.id} "
-            "'TEXT', or comment on its changes on the page of forkwise serve"
+            f"there is no comment on {record.id} that was not sent yet: write one on the page of forkwise serve, or "
+            f"give one with the command, as in forkwise follow-up {record.id} 'TEXT'"
         )
     said = format_comments([*comments, *([{"text": text.strip()}] if text.strip() else [])])
     return _build_recipe(recipe, record, said), comments

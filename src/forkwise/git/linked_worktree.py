@@ -113,10 +113,10 @@ def link_worktree(
         for name, action in _UNFINISHED.items():
             if os.path.lexists(f"{source}/{name}"):
                 raise GitError(f"a {action} is unfinished in {repository.work_tree}; finish it, or start with --clean")
-    Path(directory, "locked").write_text(f"{lock_reason}\n")
+    Path(directory, "locked").write_bytes(os.fsencode(f"{lock_reason}\n"))
     Path(directory, "gitdir").write_bytes(os.fsencode(f"{path}/.git\n"))
     Path(directory, "commondir").write_text("../..\n")
-    Path(directory, "HEAD").write_text(f"ref: refs/heads/{branch}\n")
+    Path(directory, "HEAD").write_bytes(os.fsencode(f"ref: refs/heads/{branch}\n"))
     os.mkdir(f"{directory}/logs")
     if copies_index:
         for name in ("index", *(n for n in os.listdir(source) if n.startswith("sharedindex."))):

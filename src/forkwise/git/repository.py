@@ -112,7 +112,7 @@ class Repository:
         with scratch_directory("git") as shadow:
             # Its HEAD is a copy, because git refuses one that is a symbolic link to anything but a reference.
             self.head  # noqa: B018 - raises GitError if it is neither kind
-            Path(shadow, "HEAD").write_text(read_pointer(f"{self.git_directory}/HEAD") or "")
+            Path(shadow, "HEAD").write_bytes(os.fsencode(read_pointer(f"{self.git_directory}/HEAD") or ""))
             for name in _LINKS:
                 os.symlink(_checked(f"{self.common_directory}/{name}"), f"{shadow}/{name}")
             os.mkdir(f"{shadow}/logs")

@@ -609,9 +609,8 @@ class SqlConversations(Conversations):
             )
 
     def load(self, conversation: str) -> tuple[ConversationRecord, list[MessageRow]]:
-        found = self._database.rows(
-            f"SELECT id, updated, data FROM conversations WHERE {self._own} id = ?", (conversation,)
-        )
+        query = f"SELECT id, updated, data FROM conversations WHERE {self._own} id = ?"
+        found = self._database.rows(query, (conversation,)) if conversation.isascii() else []
         if not found:
             known = [record.id for record in self.all()]
             raise LedgerError(

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forkwise.cli.app import Verb, has_extra, json_option, stream_option, suggest_extra, workspace_option
+from forkwise.cli.app import (
+    StoppedBySignalError,
+    Verb,
+    has_extra,
+    json_option,
+    stream_option,
+    suggest_extra,
+    workspace_option,
+)
+from forkwise.cli.stop_signal import find_stop_signal
 from forkwise.display.columns import Fit
 from forkwise.display.output import (
     Output,
@@ -611,8 +620,11 @@ def watch(name: str | None, plain: bool, directory: Path, output: Output) -> Non
             raise click.ClickException("no fork is running here; list all forks with forkwise ls")
         if plain and not output.as_json and not (fork := ledger.fork(name)).is_over:
             _print_verbs(fork, directory, output)
-        with Board(ledger, name, output, log_directory=ledger.directory if plain else None) as board:
-            fork = board.follow()
+        try:
+            with Board(ledger, name, output, log_directory=ledger.directory if plain else None) as board:
+                fork = board.follow()
+        except KeyboardInterrupt:
+            raise StoppedBySignalError(find_stop_signal(), f"fork {name} is not affected") from None
         if output.as_json:
             output.stream({"fork": fork_record(fork)})
         else:
