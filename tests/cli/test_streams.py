@@ -95,7 +95,7 @@ def test_a_current_directory_that_was_deleted(project: Path) -> None:
 
 
 def run_in_terminal(
-    project: Path, words: tuple[str, ...], awaited: str, act: Callable[[subprocess.Popen[bytes], int], None]
+    project: Path, words: tuple[str, ...], awaited: str, act: Callable[[subprocess.Popen[bytes], int], object]
 ) -> tuple[int, str]:
     """Run a command in a terminal of its own, and ``act`` once it shows a text; return its exit code and its output."""
     take_terminal = f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); {PROGRAM}"
@@ -132,8 +132,19 @@ def _read(descriptor: int, shown: bytearray, awaited: str | None) -> None:
 def test_ctrl_c_reaches_a_command_in_a_branch(run: Run, project: Path, options: tuple[str, ...]) -> None:
     run("branch", "create", "b")
     words = ("branch", "run", "b", *options, "--", "sh", "-c", "echo ready; exec sleep 1000")
-    code, _ = run_in_terminal(project, words, "ready", lambda _, terminal: os.write(terminal, b"\x03") and None)
+    code, _ = run_in_terminal(project, words, "ready", lambda _, terminal: os.write(terminal, b"\x03"))
     assert code == 128 + signal.SIGINT
+
+
+def test_ctrl_c_leaves_a_watched_fork_alone(run: Run, project: Path) -> None:
+    code, fork, _ = run_shell('"$@"', project, "run", "--detach", "-q", *sh("sleep 1000"))
+    assert code == 0
+    fork = fork.strip()
+    words = ("watch", "--plain", fork)
+    code, shown = run_in_terminal(project, words, "started", lambda watch, _: watch.send_signal(signal.SIGINT))
+    assert code == 128 + signal.SIGINT
+    assert f"interrupted; fork {fork} is not affected" in shown
+    run("abort", fork)
 
 
 @pytest.mark.integration

@@ -48,6 +48,7 @@ from forkwise.chat.events import (
 from forkwise.chat.render import format_merge, format_refusal
 from forkwise.concurrency import post
 from forkwise.text.clean import truncate_line
+from forkwise.text.phrases import format_number
 
 if TYPE_CHECKING:
     from forkwise.chat.interpreter import When
@@ -127,9 +128,7 @@ def format_event(event: ChatEvent) -> list[str]:
     match event:
         case Ready():
             kind = (
-                "new conversation"
-                if event.is_new
-                else f"conversation with {event.messages} message{'' if event.messages == 1 else 's'}"
+                "new conversation" if event.is_new else f"conversation with {format_number(event.messages, 'message')}"
             )
             return [f"[{kind} {event.conversation} in {event.workspace}, {event.model}; /help lists the commands]"]
         case TurnBegan(prompt, str(branch)):

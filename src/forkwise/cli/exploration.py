@@ -30,7 +30,7 @@ from forkwise.cli.stop_signal import (
 from forkwise.concurrency import run_in_thread
 from forkwise.display.board import PACE, Board, attempt_record, usage_text
 from forkwise.display.notice import TerminalNotice
-from forkwise.display.output import Output, command_line, commit_record, count_text, size_text, totals
+from forkwise.display.output import Output, command_line, commit_record, size_text, totals
 from forkwise.errors import BranchingError, ForkResolvedError, ForkwiseWarning, GitError
 from forkwise.explore.pattern import Observer, SpeculationOutcome
 from forkwise.explore.recipe import Recipe
@@ -39,6 +39,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.fork import open_ledger
 from forkwise.ledger.ledger import Ledger
 from forkwise.sandbox.limits import choose_enforcement
+from forkwise.text.phrases import format_number
 from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
@@ -403,7 +404,7 @@ def _collect_garbage(workspace: Workspace, options: ExploreOptions) -> None:
     if report is not None and removed and not options.quiet and not options.output.as_json:
         freed = size_text(report.collected.freed)
         options.output.line(
-            f"Removed {count_text(len(removed), 'old item')}, as [gc] in your config.toml says; {freed} freed."
+            f"Removed {format_number(len(removed), 'old item')}, as [gc] in your config.toml says; {freed} freed."
         )
 
 

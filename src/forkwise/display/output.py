@@ -41,7 +41,6 @@ __all__ = [
     "command_line",
     "commit_record",
     "conflict_record",
-    "count_text",
     "executable_records",
     "grid",
     "printable",
@@ -268,15 +267,6 @@ def size_text(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
-
-
-def count_text(count: int, noun: str) -> str:
-    """Format a number of things.
-
-    >>> count_text(1, "file"), count_text(1200, "file")
-    ('1 file', '1,200 files')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def totals(values: Commit | Delta) -> str:

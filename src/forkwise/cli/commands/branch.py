@@ -30,11 +30,11 @@ from forkwise.display.output import (
     command_line,
     commit_record,
     conflict_record,
-    count_text,
     repository_records,
     size_text,
     totals,
 )
+from forkwise.text.phrases import format_number
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -190,7 +190,7 @@ def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
             (
                 MARKS[c.kind],
                 c.path,
-                f"database, {count_text(c.files, 'file')}" if c.files else c.type,
+                f"database, {format_number(c.files, 'file')}" if c.files else c.type,
                 "" if c.kind == "deleted" else size_text(c.size),
             )
             for c in delta

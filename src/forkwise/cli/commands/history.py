@@ -13,8 +13,9 @@ from forkwise import progress
 from forkwise.cli.app import Verb, json_option, workspace_option
 from forkwise.cli.commands.forks import fork_record, remedy
 from forkwise.display.columns import Fit
-from forkwise.display.output import Output, collected_record, command_line, commit_record, count_text, size_text, totals
+from forkwise.display.output import Output, collected_record, command_line, commit_record, size_text, totals
 from forkwise.errors import ForkwiseWarning, LedgerError
+from forkwise.text.phrases import format_number
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit
@@ -154,8 +155,8 @@ def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, orphans: bool, di
     for fork in report.unfinished:
         output.line(f"kept {fork.id}: it {remedy(fork, directory)}", "yellow")
     if report.forgotten:
-        old_forks = count_text(len(report.forgotten), "old fork")
-        output.line(f"{'would remove' if dry_run else 'removed'} {old_forks} from the ledger")
+        verb, count = "would remove" if dry_run else "removed", format_number(len(report.forgotten), "old fork")
+        output.line(f"{verb} {count} from the ledger")
     output.line(f"{'Would free' if dry_run else 'Freed'} {size_text(report.collected.freed)}.")
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Commands, F, json_option, require_extra, workspace_option
-from forkwise.display.output import Output, count_text, size_text
+from forkwise.display.output import Output, size_text
 from forkwise.errors import SnapshotNotFoundError
+from forkwise.text.phrases import format_number
 
 if TYPE_CHECKING:
     from forkwise.snapshot.object_store import ObjectStore
@@ -229,12 +230,12 @@ def collect(dry_run: bool, store: ObjectStore, output: Output) -> None:
     else:
         verb = "Would remove" if dry_run else "Removed"
         output.line(
-            f"{verb} {count_text(found.removed, 'object')} ({size_text(found.bytes)}); {found.kept} are in use."
+            f"{verb} {format_number(found.removed, 'object')} ({size_text(found.bytes)}); {found.kept} are in use."
         )
 
 
 def _summary(one: Snapshot) -> str:
-    return f"{count_text(one.files, 'file')}, {size_text(one.bytes)}"
+    return f"{one.files:,} file{'' if one.files == 1 else 's'}, {size_text(one.bytes)}"
 
 
 def _time(one: Snapshot) -> str:
@@ -248,12 +249,12 @@ def _print_details(one: Snapshot, output: Output) -> None:
         output.line(f"  {size_text(size):>9}  {kind} {path}")
     if one.skipped:
         output.line(
-            f"Left out: {count_text(len(one.skipped), 'special file')} or mount points, such as {one.skipped[0]}",
+            f"Left out: {format_number(len(one.skipped), 'special file')} or mount points, such as {one.skipped[0]}",
             "yellow",
         )
     if one.unstable:
         output.line(
-            f"Written while they were read: {count_text(len(one.unstable), 'file')}, such as {one.unstable[0]}",
+            f"Written while they were read: {format_number(len(one.unstable), 'file')}, such as {one.unstable[0]}",
             "yellow",
         )
 
