@@ -313,12 +313,10 @@ def locate(
             _identify(f"{root}/{key}", workspace)
             return Site(workspace, os.path.realpath(f"{root}/{key}"))
         problems.append(f"{root}: {problem}")
-    raise MountError(
-        f"no directory is usable for the state of {workspace} ({'; '.join(problems)})",
-        reason="; ".join(problems),
-        remedy="set FORKWISE_STATE to a directory that only you can write to, outside the workspace, best on the same "
-        "filesystem",
-    )
+    reason = "; ".join(problems)
+    remedy = "set FORKWISE_STATE to a directory that only you can write to, outside the workspace"
+    message = f"no directory is usable for the state of {workspace} ({reason}); {remedy}"
+    raise MountError(message, reason=reason, remedy=remedy)
 
 
 def _report_untrusted(workspace: str, root: str, key: str, problem: str) -> None:
