@@ -56,6 +56,13 @@ def run_without(
         ("xllamacpp", ("model", "ask", "hello"), "local"),
         ("openai", ("model", "ask", "hello"), "local"),
         ("xllamacpp,pydantic_ai,openai", ("model", "ask", "hello"), "local"),
+        ("blake3", ("snapshot", "ls", "--store", "x"), "snapshots"),
+        pytest.param(
+            "backports.zstd",
+            ("snapshot", "ls", "--store", "x"),
+            "snapshots",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python has zstd itself"),
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )

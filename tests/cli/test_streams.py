@@ -44,7 +44,7 @@ def test_closed_input_has_no_prompt_and_no_key(project: Path) -> None:
     code, _, errors = run_shell('"$@" <&-', project, "run", "--prompt-file", "-", "--", "true")
     assert (code, errors.splitlines()[0]) == (2, "forkwise: error: the prompt from standard input is empty")
     assert run_shell('"$@" <&-', project, "keys", "set", "SOME_KEY")[0] == 1
-    assert "no terminal to ask on" in run_shell('"$@" <&-', project, "install", "codex")[2]
+    assert "no terminal to ask on" in run_shell('"$@" <&-', project, "install", "codex", HOME=str(project.parent))[2]
     assert run_shell('"$@" <&-', project, "mcp") == (0, "", "")
 
 

@@ -139,10 +139,9 @@ def _run(words: Sequence[str], directory: Path) -> None:
     try:
         started, environment = tool_process(words)
         code = subprocess.run(started, cwd=directory, env=environment, check=False).returncode
-    except FileNotFoundError as error:
-        raise click.ClickException(
-            f"program {words[0]!r} not found: choose another diff tool with --tool=TOOL or $FORKWISE_DIFFTOOL"
-        ) from error
+    except (FileNotFoundError, PermissionError) as error:
+        remedy = "choose another diff tool with --tool=TOOL or $FORKWISE_DIFFTOOL"
+        raise click.ClickException(f"program {words[0]!r} not found, or not executable: {remedy}") from error
     if code not in (0, 1):  # diff tools exit with 1 if the files differ
         raise click.ClickException(f"{words[0]} failed with exit code {code}")
 

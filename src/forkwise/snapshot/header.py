@@ -56,9 +56,14 @@ def find_header(store: ObjectStore, kind: HeaderKind, word: str) -> str:
     found = [name for name in store.list_headers(kind) if word and name.startswith(word)]
     if len(found) == 1:
         return found[0]
-    what = "begins with" if not found else "is the only one that begins with"
+    noun, shown = kind.removesuffix("s"), repr(word[:80])
+    problem = (
+        f"{len(found)} ids in {store.location} begin with {shown}: give more of it"
+        if found
+        else (f"no {noun} in {store.location} is called {shown}, or has an id that begins with that")
+    )
     raise SnapshotNotFoundError(
-        f"no id in {kind} of {store.location} {what} {word[:80]!r}; list them with: forkwise snapshot ls",
+        f"{problem}; list them with: forkwise snapshot ls",
         store=store.location,
         name=word,
     )
