@@ -31,9 +31,14 @@ from forkwise.fork import land
 __all__ = ["PHASES"]
 
 
+def report_ready() -> None:
+    """Write one line in one call: several threads may do so at the same time."""
+    os.write(1, b"ready\n")
+
+
 def stay(*_: Any) -> Any:
     """Report that the phase has started, and block forever."""
-    print("ready", flush=True)
+    report_ready()
     threading.Event().wait()
 
 
@@ -43,7 +48,7 @@ def good(path: Path, *_: Any) -> bool:
 
 
 async def stay_on_the_loop(_: Path) -> bool:
-    print("ready", flush=True)
+    report_ready()
     await asyncio.Future()
     return True
 

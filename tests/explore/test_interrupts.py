@@ -51,7 +51,9 @@ class Driver:
             self._wait_for_sandboxes()
         elif phase != "commit":
             assert self.process.stdout is not None
-            assert self.process.stdout.readline() == "ready\n", self.process.communicate()[1]
+            if (line := self.process.stdout.readline()) != "ready\n":
+                self.process.kill()
+                pytest.fail(f"the program printed {line!r}; {self.process.communicate()[1]}")
 
     def _wait_for_sandboxes(self) -> None:
         poll = select.poll()
