@@ -174,7 +174,7 @@ async def test_a_fork_of_the_agent_is_adopted(project: Path) -> None:
         assert log.last(ForkOpened).by == "agent"
         assert log.last(ForkAdopted).why == "agent"
         await session.submit("/fork more")
-        assert "the agent has forked already" in log.last(Failed).text
+        assert "agent already forked — resolve it first" in log.last(Failed).text
         await session.submit("/merge b")
         log.check_no_failures(expected=1)
         assert (project / "n").read_text() == "b"

@@ -61,8 +61,8 @@ __all__ = [
 ]
 
 _ALREADY_FORKED = {
-    "agent": "the agent has forked already: resolve that fork first, with /merge or /abort",
-    "user": "a fork is open already: resolve it first, with /merge or /abort",
+    "agent": "agent already forked — resolve it first: /merge or /abort",
+    "user": "a fork is open already — resolve it first: /merge or /abort",
 }
 
 

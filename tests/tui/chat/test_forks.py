@@ -284,7 +284,7 @@ def test_a_fork_by_the_agent(project: Path) -> None:
         await scene.shows("[✓ x] [✓ y]", "Look at them.", "> task x", "x is ready.", "y is ready.")
         assert "> split up" in scene.chat.stage.talk.text
         await scene.write("/fork")
-        await scene.notifies("the agent has forked already: resolve that fork first")
+        await scene.notifies("agent already forked — resolve it first")
         await scene.write("/merge y")
         await scene.shows("· Merged: kept branch y")
         await scene.hides("overview")
